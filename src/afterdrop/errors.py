@@ -1,0 +1,37 @@
+"""Every error afterdrop raises on purpose.
+
+All derive from `AfterdropError`, and each also from the built-in exception that a caller would
+expect, so `except ValueError` keeps working. Messages name the argument, the value and the remedy.
+"""
+
+
+class AfterdropError(Exception):
+    """Base of every error that afterdrop raises on purpose."""
+
+
+class MemberError(AfterdropError, ValueError):
+    """A member, grid or temperature outside its domain."""
+
+
+class SiteError(AfterdropError, RuntimeError):
+    """Dropout sites that are missing, missed or beyond control."""
+
+
+class DataError(AfterdropError, ValueError):
+    """Inputs, targets or logits that cannot be evaluated."""
+
+
+class ScoresError(AfterdropError, ValueError):
+    """Scores that do not hold what was asked for, or do not belong together."""
+
+
+class SplitError(AfterdropError, ValueError):
+    """A use of data that would make the result dishonest, such as selecting on the test split."""
+
+
+class FileError(AfterdropError, OSError):
+    """A file that is missing, foreign, truncated or from another version."""
+
+
+class ExtraError(AfterdropError, ImportError):
+    """An optional dependency that is not installed."""

@@ -1,0 +1,1 @@
+"""The maths of the extended dropout family: pure functions of tensors."""

@@ -1,0 +1,1 @@
+"""Mask draws and dropout sites of any module."""
