@@ -35,7 +35,9 @@ def write_atomic(path: str | Path, content: bytes) -> None:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
-        raise FileError(f"cannot write {path}: {error}; what was there before is unchanged") from error
+        raise FileError(
+            f"cannot write {path}: {error}; what was there before is unchanged"
+        ) from error
 
 
 def write_json(path: str | Path, kind: str, version: int, content: dict[str, Any]) -> None:

@@ -1,0 +1,226 @@
+"""Members of the extended dropout family, and grids of them.
+
+A member is a way to predict from one set of weights trained with dropout (Melis et al., 2018):
+
+    log M_α(c) = (1/α) log mean_k exp(α log p_k(c))     p_k: sample k, rates × `multiplier`
+    log p(c)   = log M_α(c)/T − log Σ_c' M_α(c')^(1/T)  with temper="mean"
+
+Said once, for the whole package: rates are probabilities of dropping, the temperature divides
+(T > 1 smooths), cross entropy (`xe`) is in nats.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+from afterdrop.errors import MemberError
+from afterdrop.files import read_json, write_json
+
+Temper = Literal["mean", "sample"]
+TEMPERS: tuple[Temper, ...] = ("mean", "sample")
+
+_KIND, _VERSION = "afterdrop-member", 1
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        raise MemberError(f"{name}={value!r} must be a number")
+    return float(value)
+
+
+def check_alpha(value: Any, *, bounded: bool = True) -> float:
+    """Returns a valid power of the mean, or raises `MemberError`.
+
+    Outside [0, 1] the dropout objective is no lower bound: α < 0 reverses the Jensen gap and α > 1
+    makes the normaliser exceed 1. `bounded=False` admits any finite power.
+    """
+    alpha = _number("alpha", value)
+    if bounded and not 0 <= alpha <= 1:
+        raise MemberError(
+            f"alpha={alpha:g} lies outside [0, 1], where dropout training bounds the model; "
+            "use 0 (geometric) to 1 (arithmetic), or bounded=False to give up the bound"
+        )
+    if not math.isfinite(alpha):
+        raise MemberError(f"alpha={alpha} must be finite")
+    return alpha
+
+
+def check_multiplier(value: Any) -> float:
+    """Returns a valid multiplier of the dropout rates, or raises `MemberError`."""
+    multiplier = _number("multiplier", value)
+    if not 0 <= multiplier <= 1:
+        raise MemberError(
+            f"multiplier={multiplier:g} lies outside [0, 1]; it multiplies every dropout rate at "
+            "evaluation: 0 is deterministic, 1 keeps the rates of training"
+        )
+    return multiplier
+
+
+def check_temperature(value: Any) -> float:
+    """Returns a valid temperature, or raises `MemberError`."""
+    temperature = _number("temperature", value)
+    if not 0 < temperature < math.inf:
+        raise MemberError(
+            f"temperature={temperature:g} must be positive and finite; it divides "
+            "log-probabilities: 1 changes nothing, more than 1 smooths"
+        )
+    return temperature
+
+
+def check_temper(value: Any) -> Temper:
+    """Returns a valid place for the temperature to act, or raises `MemberError`."""
+    if value not in TEMPERS:
+        raise MemberError(
+            f"temper={value!r} must be 'mean' (the temperature acts on the averaged distribution) "
+            "or 'sample' (on each mask sample before averaging)"
+        )
+    return value
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """One member of the extended dropout family.
+
+    At multiplier 0 every alpha and temper is the same deterministic model, so they are set to 0
+    and "mean" there; likewise both tempers are one model at alpha 0. Equal members compare equal.
+
+    Args:
+        alpha: Power of the mean over mask samples in [0, 1]; 0 is geometric, 1 arithmetic.
+        multiplier: Factor in [0, 1] on every dropout rate; 0 is deterministic.
+        temperature: Softmax temperature, above 0; it divides.
+        temper: Where the temperature acts: on the averaged distribution ("mean") or on each
+            sample before averaging ("sample").
+
+    Raises:
+        MemberError: If a value lies outside its domain.
+
+    Example:
+        >>> Member(alpha=1.0, multiplier=0.8, temperature=1.1)
+        Member(alpha=1, multiplier=0.8, temperature=1.1)
+        >>> Member(alpha=0.5, multiplier=0) == DET
+        True
+        >>> print(AMC.at_temperature(0.95))
+        arithmetic mean, dropout rates x1, T = 0.95
+    """
+
+    alpha: float = 1.0
+    multiplier: float = 1.0
+    temperature: float = 1.0
+    temper: Temper = "mean"
+
+    def __post_init__(self) -> None:
+        multiplier = check_multiplier(self.multiplier)
+        alpha = check_alpha(self.alpha) if multiplier > 0 else check_alpha(self.alpha) * 0.0
+        temper = check_temper(self.temper) if alpha > 0 else "mean"
+        check_temper(self.temper)
+        object.__setattr__(self, "alpha", alpha)
+        object.__setattr__(self, "multiplier", multiplier)
+        object.__setattr__(self, "temperature", check_temperature(self.temperature))
+        object.__setattr__(self, "temper", temper)
+
+    @property
+    def deterministic(self) -> bool:
+        """Whether one pass without dropout is all it takes."""
+        return self.multiplier == 0
+
+    def at_temperature(self, temperature: float) -> "Member":
+        """The same member at another temperature."""
+        return dataclasses.replace(self, temperature=temperature)
+
+    def save(self, path: str | Path) -> None:
+        """Writes the member as JSON, atomically."""
+        write_json(path, _KIND, _VERSION, dataclasses.asdict(self))
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Member":
+        """Reads a member that `save` wrote.
+
+        Raises:
+            FileError: If the file is missing, truncated, foreign or of another version.
+            MemberError: If its values are out of domain.
+        """
+        record = read_json(path, _KIND, _VERSION)
+        names = {field.name for field in dataclasses.fields(cls)}
+        if not names <= set(record):
+            raise MemberError(f"{path} lacks {sorted(names - set(record))}; it is not a member")
+        return cls(**{name: record[name] for name in names})
+
+    def __repr__(self) -> str:
+        parts = [f"alpha={self.alpha:g}", f"multiplier={self.multiplier:g}"]
+        parts.append(f"temperature={self.temperature:.6g}")
+        if self.temper != "mean":
+            parts.append(f"temper={self.temper!r}")
+        return f"Member({', '.join(parts)})"
+
+    def __str__(self) -> str:
+        if self.deterministic:
+            name = "deterministic"
+        else:
+            mean = {0.0: "geometric mean", 1.0: "arithmetic mean"}.get(
+                self.alpha, f"power mean {self.alpha:g}"
+            )
+            name = f"{mean}, dropout rates x{self.multiplier:g}"
+        each = " on each sample" if self.temper == "sample" else ""
+        return f"{name}, T = {self.temperature:.4g}{each}"
+
+
+DET = Member(alpha=0.0, multiplier=0.0)
+GMC = Member(alpha=0.0, multiplier=1.0)
+AMC = Member(alpha=1.0, multiplier=1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Grid:
+    """The members to evaluate: alphas × multipliers, each at every temperature.
+
+    The deterministic member is always part of the grid, whether 0 is among the multipliers or not.
+
+    Args:
+        alphas: Powers of the mean in [0, 1].
+        multipliers: Factors on the dropout rates in [0, 1].
+        temper: Where temperatures act. "mean" serves every temperature from one accumulator;
+            "sample" costs one accumulator per alpha and node of temperature.
+
+    Example:
+        >>> grid = Grid(alphas=(0, 1), multipliers=(0, 0.5, 1))
+        >>> len(grid)
+        5
+        >>> list(grid)[0]
+        Member(alpha=0, multiplier=0, temperature=1)
+    """
+
+    alphas: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0)
+    multipliers: tuple[float, ...] = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+    temper: Temper = "mean"
+
+    def __post_init__(self) -> None:
+        alphas = _ascending("alphas", self.alphas, check_alpha)
+        multipliers = _ascending("multipliers", self.multipliers, check_multiplier)
+        object.__setattr__(self, "alphas", alphas)
+        object.__setattr__(self, "multipliers", multipliers)
+        object.__setattr__(self, "temper", check_temper(self.temper))
+
+    @property
+    def stochastic(self) -> tuple[float, ...]:
+        """The multipliers above 0: those that need mask samples."""
+        return tuple(m for m in self.multipliers if m > 0)
+
+    def __iter__(self) -> Iterator[Member]:
+        yield DET
+        for multiplier in self.stochastic:
+            for alpha in self.alphas:
+                yield Member(alpha, multiplier, temper=self.temper)
+
+    def __len__(self) -> int:
+        return 1 + len(self.stochastic) * len(self.alphas)
+
+
+def _ascending(name: str, values: Iterable[Any], check: Any) -> tuple[float, ...]:
+    if isinstance(values, int | float | str) or not isinstance(values, Iterable):
+        raise MemberError(f"{name}={values!r} must be a sequence of numbers")
+    checked = tuple(sorted({check(value) for value in values}))
+    if not checked:
+        raise MemberError(f"{name} is empty; give at least one value")
+    return checked

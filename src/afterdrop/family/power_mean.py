@@ -1,0 +1,157 @@
+"""Power means of probabilities, in log space: at once, and streaming over samples.
+
+Legend: K samples, N targets, V classes; `lp` log p_k(c). Everything is float32 or better.
+
+Two forms of log M_α = (1/α) log mean_k exp(α lp_k), with m the maximum over samples:
+
+    power sums   m + (log Σ_k exp(α (lp_k − m)) − log K) / α
+    shifted      m + log1p(mean_k expm1(α (lp_k − m))) / α       exact as α → 0
+
+The plain form loses log-sum bits divided by α (0.5 nats at α = 1e-6 in float32); the shifted form
+does not, but cancels when the mean of exp(..) is tiny, which needs α times the spread of lp to be
+large. `SMALL_ALPHA` separates them: below it such a spread would have to exceed 100 nats.
+"""
+
+import torch
+from torch import Tensor
+
+from afterdrop.errors import DataError
+from afterdrop.family.member import check_alpha
+
+SMALL_ALPHA = 0.125
+LOWEST = -1e30  # stands for a peak of −inf: −inf − LOWEST is −inf, where −inf − (−inf) were NaN
+
+
+def log_power_mean(
+    log_probs: Tensor, alpha: float, dim: int = 0, *, bounded: bool = True
+) -> Tensor:
+    """Log of the power mean of probabilities over `dim`, not renormalised.
+
+    Exact and continuous at alpha = 0, where it is the mean of the log-probabilities (the log of
+    the geometric mean). Probabilities of zero (−inf) are allowed.
+
+    Args:
+        log_probs: Log-probabilities, any shape.
+        alpha: Power of the mean in [0, 1].
+        dim: The dimension of the samples.
+        bounded: Whether to refuse powers outside [0, 1], for which dropout training gives no bound.
+
+    Returns:
+        The log power mean, without `dim`; float64 for float64 input, else float32.
+
+    Example:
+        >>> lp = torch.tensor([[0.5, 0.5], [0.1, 0.9]]).log()
+        >>> log_power_mean(lp, 1).exp()
+        tensor([0.3000, 0.7000])
+        >>> log_power_mean(lp, 0).exp().sum() < 1
+        tensor(True)
+    """
+    alpha = check_alpha(alpha, bounded=bounded)
+    if not log_probs.is_floating_point() or log_probs.dim() == 0 or log_probs.shape[dim] == 0:
+        raise DataError(
+            f"log_probs of shape {tuple(log_probs.shape)} and {log_probs.dtype} has no samples to "
+            f"average over dim={dim}; give floating point log-probabilities"
+        )
+    if log_probs.dtype != torch.float64:
+        log_probs = log_probs.float()
+    if alpha == 0:
+        return log_probs.mean(dim)
+    if alpha == 1:
+        return log_probs.logsumexp(dim) - torch.tensor(float(log_probs.shape[dim])).log().item()
+    # The largest term keeps every exponent at or below 0: the maximum, or the minimum if α < 0.
+    peak = log_probs.amax(dim, keepdim=True) if alpha > 0 else log_probs.amin(dim, keepdim=True)
+    peak = peak.clamp_min(LOWEST)
+    exponent = (log_probs - peak).mul_(alpha)
+    if abs(alpha) < SMALL_ALPHA:
+        shifted = exponent.expm1_().mean(dim).log1p_()
+    else:
+        shifted = exponent.exp_().mean(dim).log_()
+    return shifted.div_(alpha).add_(peak.squeeze(dim))
+
+
+class PowerSums:
+    """Streaming log power means over samples, for several alphas at once.
+
+    All alphas share the running maximum over samples; each holds the sum of exp(α (lp − max)), of
+    expm1 below `SMALL_ALPHA`, of lp itself at 0. `add` takes chunks of samples, `merge` another
+    state: any split gives the value of `log_power_mean` over all samples at once.
+
+    Args:
+        alphas: Powers of the mean, at least 0. (Second moments are the power 2 α of the mean.)
+
+    Example:
+        >>> lp = torch.randn(6, 4).log_softmax(-1)
+        >>> sums = PowerSums((0.0, 0.5))
+        >>> for chunk in lp.split(2):
+        ...     sums.add(chunk)
+        >>> torch.allclose(sums.log_mean(0.5), log_power_mean(lp, 0.5), atol=1e-6)
+        True
+    """
+
+    def __init__(self, alphas: tuple[float, ...]) -> None:
+        self.alphas = alphas
+        self.count = 0
+        self.peak: Tensor | None = None
+        self.totals: dict[float, Tensor] = {}
+
+    def add(self, lp_K: Tensor) -> None:
+        """Adds samples along dimension 0."""
+        count = lp_K.shape[0]
+        peak = lp_K.amax(0).clamp_min_(LOWEST)
+        if self.peak is not None:
+            peak = torch.maximum(peak, self.peak)
+            self._move_peak(peak)
+        below = lp_K - peak
+        for alpha in self.alphas:
+            if alpha == 0:
+                terms = lp_K
+            elif alpha < SMALL_ALPHA:
+                terms = (below * alpha).expm1_()
+            else:
+                terms = (below * alpha).exp_()
+            self._accumulate(alpha, terms.sum(0))
+        self.peak = peak
+        self.count += count
+
+    def merge(self, other: "PowerSums") -> None:
+        """Adds all samples of another state of the same alphas; the other one is used up."""
+        if other.peak is None:
+            return
+        if self.peak is not None:
+            peak = torch.maximum(self.peak, other.peak)
+            self._move_peak(peak)
+            other._move_peak(peak)
+        for alpha in self.alphas:
+            self._accumulate(alpha, other.totals[alpha])
+        self.peak = other.peak
+        self.count += other.count
+
+    def log_mean(self, alpha: float) -> Tensor:
+        """The log power mean of everything added so far."""
+        if self.peak is None:
+            raise DataError("no samples were added; a mean over none does not exist")
+        mean = self.totals[alpha] / self.count
+        if alpha == 0:
+            return mean
+        shifted = mean.log1p_() if alpha < SMALL_ALPHA else mean.log_()
+        return shifted.div_(alpha).add_(self.peak)
+
+    def _accumulate(self, alpha: float, total: Tensor) -> None:
+        if alpha in self.totals:
+            self.totals[alpha] += total
+        else:
+            self.totals[alpha] = total
+
+    def _move_peak(self, peak: Tensor) -> None:
+        """Rescales every sum to a higher peak."""
+        assert self.peak is not None
+        down = self.peak - peak
+        for alpha, total in self.totals.items():
+            if alpha == 0:
+                continue
+            if alpha < SMALL_ALPHA:  # Σ expm1(a + d) = Σ expm1(a)·e^d + count·expm1(d)
+                shrink = (down * alpha).expm1_()
+                total.addcmul_(total, shrink).add_(shrink, alpha=self.count)
+            else:
+                total.mul_((down * alpha).exp_())
+        self.peak = peak

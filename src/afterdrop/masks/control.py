@@ -1,0 +1,241 @@
+"""Control of every dropout site of a module, at operator level.
+
+Inside `Control`, modules are in train mode except those whose training does something else than
+dropout (normalisation statistics, noise), so code gated on `self.training` shows its sites, and a
+torch function mode answers every random operator with masks that are ours. On leaving, each
+module's mode, each declared rate and each replaced forward is what it was, exception or not.
+"""
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from afterdrop.errors import SiteError
+from afterdrop.masks.operators import HANDLERS
+from afterdrop.masks.rows import Keep, Layout, Rows, keep_mask
+from afterdrop.masks.uniforms import site_key, uniforms
+
+
+class Place(NamedTuple):
+    """A dropout operation in the code: a module and which of its operations it is."""
+
+    module: str
+    number: int
+
+    def __str__(self) -> str:
+        name = self.module or "(root)"
+        return f"{name}#{self.number}" if self.number else name
+
+
+class Visit(NamedTuple):
+    """One execution of a random operation, as seen by a dry run."""
+
+    place: Place
+    call: int
+    op: str
+    rate: float | None
+    shape: tuple[int, ...]
+    value: Tensor | None
+    raw: bool
+
+
+class _Frame:
+    def __init__(self, name: str, call: int, held: bool) -> None:
+        self.name, self.call, self.held, self.number = name, call, held, 0
+
+
+class Control(TorchFunctionMode):
+    """Answers the random operators of a model's forward passes.
+
+    Args:
+        model: The module.
+        held: Modules to leave in eval mode (their names).
+        rates: Declared attributes that hold rates of masks which the model draws itself.
+        layouts: Where the rows lie at each place, from a dry run. None: a dry run, where nothing
+            is dropped and each operation is noted in `visits`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        held: frozenset[str] = frozenset(),
+        rates: Sequence[str] = (),
+        layouts: dict[Place, Layout] | None = None,
+    ) -> None:
+        super().__init__()
+        self.model, self.held, self.rates, self.layouts = model, held, tuple(rates), layouts
+        self.names = {id(module): name for name, module in model.named_modules()}
+        self.rows: Rows | None = None
+        self.visits: list[Visit] = []
+        self.constant = 1.0 - 2.0**-24  # what uniforms are in a dry run: nothing is dropped
+        self._frames: list[_Frame] = []
+        self._calls: Counter[str] = Counter()
+
+    @property
+    def forced(self) -> bool:
+        """Whether the running module is held in eval mode, so that its dropout must be forced."""
+        return bool(self._frames) and self._frames[-1].held
+
+    @property
+    def module(self) -> str:
+        """The name of the running module."""
+        return self._frames[-1].name if self._frames else ""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        handler = HANDLERS.get(func)
+        if handler is None:
+            return func(*args, **(kwargs or {}))
+        return handler(self, func, *args, **(kwargs or {}))
+
+    def visit(self, op: str, rate: float, like: Tensor, value: Tensor | None) -> Keep | None:
+        """The mask of a dropout operation, or None where nothing is dropped (a dry run)."""
+        place, call = self._arrive()
+        if self.layouts is None:
+            self.visits.append(Visit(place, call, op, rate, tuple(like.shape), value, False))
+            return None
+        rows = self._running()
+        key = site_key(rows.plan.seed, *place, call)
+        return keep_mask(rows, key, self._layout(place, op), like, rate)
+
+    def raw_uniforms(self, op: str, rate: float | None, like: Tensor) -> Tensor:
+        """Uniforms for a mask that the model draws itself, at its declared rate."""
+        place, call = self._arrive()
+        if self.layouts is None:
+            self.visits.append(Visit(place, call, op, rate, tuple(like.shape), None, True))
+            return torch.full_like(like, self.constant, dtype=torch.float32)
+        rows = self._running()
+        layout = self._layout(place, op)
+        key = site_key(rows.plan.seed, *place, call)
+        if layout.dim is None:
+            examples = rows.examples[:1] if layout.varies else None
+            return uniforms(rows.plan, key, rows.samples, examples, like.shape, like.device)[0, 0]
+        shape = list(like.shape)
+        per_row = shape[layout.dim] // len(rows)
+        coords = [*shape[: layout.dim], per_row, *shape[layout.dim + 1 :]]
+        u = uniforms(rows.plan, key, rows.samples, rows.examples, coords, like.device)
+        return u.movedim((0, 1), (layout.dim, layout.dim + 1)).reshape(shape)
+
+    def forward(self, rows: Rows | None, *args: Any, **kwargs: Any) -> Any:
+        """One forward pass of the model with the masks of `rows`."""
+        self.rows = rows
+        self._calls.clear()
+        self._frames.clear()
+        with self:
+            return self.model(*args, **kwargs)
+
+    def _arrive(self) -> tuple[Place, int]:
+        if not self._frames:
+            raise SiteError("a random operation ran outside the model's forward pass")
+        frame = self._frames[-1]
+        place = Place(frame.name, frame.number)
+        frame.number += 1
+        return place, frame.call
+
+    def _running(self) -> Rows:
+        assert self.rows is not None
+        return self.rows
+
+    def _layout(self, place: Place, op: str) -> Layout:
+        assert self.layouts is not None
+        if place not in self.layouts:
+            raise SiteError(
+                f"{op} in module {place} was not seen in the dry run: the model takes another "
+                "path on this input; run find_sites on an input that takes every path"
+            )
+        return self.layouts[place]
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        name = self.names.get(id(module), "(outside)")
+        self._frames.append(_Frame(name, self._calls[name], name in self.held))
+        self._calls[name] += 1
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._frames:
+            self._frames.pop()
+
+    @contextlib.contextmanager
+    def prepared(self, multiplier: float = 1.0) -> Iterator["Control"]:
+        """Sets modes, declared rates (times `multiplier`) and hooks; restores all of it after."""
+        modes = [(module, module.training) for module in self.model.modules()]
+        owners = [_owner(self.model, path) for path in self.rates]
+        values = [(owner, name, getattr(owner, name)) for owner, name in owners]
+        register = torch.nn.modules.module
+        hooks = [
+            register.register_module_forward_pre_hook(self._enter),
+            register.register_module_forward_hook(self._leave, always_call=True),
+        ]
+        replaced = [m for m in self.model.modules() if drop_path_rate(m) is not None]
+        try:
+            for name, module in self.model.named_modules():
+                module.training = name not in self.held
+            for owner, name, value in values:
+                setattr(owner, name, value * multiplier)
+            for module in replaced:
+                module.__dict__["forward"] = self._drop_path(module)
+            yield self
+        finally:
+            for hook in hooks:
+                hook.remove()
+            for module in replaced:
+                module.__dict__.pop("forward", None)
+            for owner, name, value in values:
+                setattr(owner, name, value)
+            for module, mode in modes:
+                module.training = mode
+
+    def _drop_path(self, module: nn.Module) -> Callable[[Tensor], Tensor]:
+        """Stochastic depth: whole rows (or the whole batch) dropped, as the module would."""
+
+        def forward(x: Tensor) -> Tensor:
+            rate = drop_path_rate(module)
+            if not rate:
+                return x
+            shape = [1] * x.dim()
+            if getattr(module, "mode", "row") == "row":
+                shape[0] = x.shape[0]
+            keep = self.visit("drop_path", rate, x.new_empty(()).expand(shape), None)
+            if keep is None:
+                return x
+            scaled = keep.mask.div_(1.0 - keep.rate) if _rescales(module) else keep.mask
+            return (keep.unfold(x) * scaled).reshape(x.shape)
+
+        return forward
+
+
+def drop_path_rate(module: nn.Module) -> float | None:
+    """The rate of a stochastic depth module of timm, transformers or torchvision, or None.
+
+    Known by the class name (copies of them are common) and the attribute that holds the rate.
+    """
+    name = type(module).__name__
+    attribute = (
+        "p" if name == "StochasticDepth" else "drop_prob" if name.endswith("DropPath") else ""
+    )
+    rate: Any = getattr(module, attribute, None) if attribute else None
+    return float(rate) if isinstance(rate, int | float) else None
+
+
+def _rescales(module: nn.Module) -> bool:
+    return bool(getattr(module, "scale_by_keep", True))
+
+
+def _owner(model: nn.Module, path: str) -> tuple[Any, str]:
+    """The object and attribute behind a dotted path such as "encoder.dropoute"."""
+    *parents, name = path.split(".")
+    owner: Any = model
+    try:
+        for parent in parents:
+            owner = owner[int(parent)] if parent.isdigit() else getattr(owner, parent)
+        value = getattr(owner, name)
+    except (AttributeError, IndexError, TypeError) as error:
+        raise SiteError(f"rates={path!r} names no attribute of the model: {error}") from error
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
+        raise SiteError(f"rates={path!r} holds {value!r}; a rate is a number in [0, 1)")
+    return owner, name

@@ -1,0 +1,126 @@
+"""A dry run's second pair of eyes: what the operator level did not answer.
+
+Under the function mode of `Control`, a dispatch mode sees every operation that reaches torch's
+kernels. One tagged as random that arrives here was not ours: noise, a library's own random
+kernel, or a scripted model. Python's and NumPy's global generators are watched as well. The same
+pass measures how many bytes are alive at once, from which chunks are sized.
+"""
+
+import random
+import weakref
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from afterdrop.masks.control import Control
+
+
+class Draw(NamedTuple):
+    """A random draw that the operator level did not answer."""
+
+    module: str
+    op: str
+
+
+class Detector(TorchDispatchMode):
+    """Notes random draws outside control, state changes of modules, and peak memory.
+
+    Args:
+        control: The control of the pass, which knows the running module.
+    """
+
+    def __init__(self, control: Control) -> None:
+        super().__init__()
+        self.control = control
+        self.draws: list[Draw] = []
+        self.changed: set[str] = set()
+        self.peak_bytes = 0
+        self._live: dict[int, int] = {}
+        self._bytes = 0
+        self._hooks: list[Any] = []
+        self._running: list[tuple[str, list[int]]] = []
+        self._generators = _python_generators()
+
+    def __enter__(self) -> "Detector":
+        register = torch.nn.modules.module
+        self._hooks = [
+            register.register_module_forward_pre_hook(self._before),
+            register.register_module_forward_hook(self._after, always_call=True),
+        ]
+        return super().__enter__()
+
+    def __exit__(self, *exc: Any) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        super().__exit__(*exc)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if torch.Tag.nondeterministic_seeded in func.tags and _random(func, args, kwargs or {}):
+            self.draws.append(Draw(self.control.module, func.overloadpacket.__name__))
+        for tensor in out if isinstance(out, list | tuple) else (out,):
+            if isinstance(tensor, Tensor):
+                self._track(tensor)
+        return out
+
+    def _track(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        address, size = storage.data_ptr(), storage.nbytes()
+        if not address or address in self._live:
+            return
+        self._live[address] = size
+        self._bytes += size
+        self.peak_bytes = max(self.peak_bytes, self._bytes)
+        weakref.finalize(tensor, self._release, address)
+
+    def _release(self, address: int) -> None:
+        self._bytes -= self._live.pop(address, 0)
+
+    def _before(self, module: nn.Module, args: Any) -> None:
+        self._watch_generators()
+        self._running.append((self.control.names.get(id(module), ""), _versions(module)))
+
+    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._watch_generators()
+        name, versions = self._running.pop()
+        if versions != _versions(module):
+            self.changed.add(name)
+
+    def _watch_generators(self) -> None:
+        """Blames a draw from Python's or NumPy's global generator on the innermost module."""
+        now = _python_generators()
+        if now != self._generators and self._running:
+            self.draws.append(Draw(self._running[-1][0], "python random or numpy"))
+        self._generators = now
+
+
+def _versions(module: nn.Module) -> list[int]:
+    """Identities and version counters of a module's own buffers: an update changes one of them."""
+    own = [b for b in module._buffers.values() if b is not None]
+    return [number for b in own for number in (id(b), b._version)]
+
+
+def _python_generators() -> tuple[Any, ...]:
+    position = random.getstate()[1]
+    legacy: Any = np.random.get_state()
+    return position[-1], position[0], legacy[2], legacy[1][0]
+
+
+def _random(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
+    """Whether this call draws: fused kernels are tagged random even with a rate of 0."""
+    for number, argument in enumerate(func._schema.arguments):
+        value = (
+            args[number]
+            if number < len(args)
+            else kwargs.get(argument.name, argument.default_value)
+        )
+        if argument.name in ("dropout_p", "dropout", "p") and value == 0:
+            return False
+        if argument.name in ("train", "training") and value is False:
+            return False
+    return True

@@ -1,0 +1,205 @@
+"""Rows of a forward pass, and where they lie in the tensor that a mask belongs to.
+
+A controlled pass runs L multipliers × S samples × B examples as the rows of one batch, in that
+order. A dropout site sees them somewhere in its tensor: as a dimension of its own, or flattened
+with others ([rows · windows, ...] in Swin, [time · rows, ...] in time-major models). `Layout` says
+where, found once by a dry run; `keep_mask` then gives every row its own mask.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from afterdrop.errors import DataError, SiteError
+from afterdrop.masks.uniforms import Plan, uniforms
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """The rows of one forward pass: multipliers × samples × examples, examples innermost."""
+
+    plan: Plan
+    multipliers: tuple[float, ...]
+    samples: range
+    examples: Tensor
+
+    def __len__(self) -> int:
+        return len(self.multipliers) * len(self.samples) * len(self.examples)
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """Where the rows lie in the tensor of a mask.
+
+    Args:
+        dim: The dimension that holds the rows, or None if the mask has none.
+        order: Whether what is flattened with the rows varies inside a row ("inner") or outside.
+        varies: Without rows: whether the mask's shape still follows the batch (packed sequences).
+    """
+
+    dim: int | None
+    order: Literal["inner", "outer"] = "inner"
+    varies: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
+class Keep:
+    """A mask in structured form: rows unfolded to [L, S, B], and the rate of dropping of each.
+
+    `unfold` brings the site's tensor into the same form, so that per-multiplier factors broadcast.
+    """
+
+    mask: Tensor
+    rate: Tensor | float
+    dim: int | None
+    sizes: tuple[int, ...]
+
+    def unfold(self, x: Tensor) -> Tensor:
+        """The tensor with its row dimension unfolded like the mask."""
+        return x if self.dim is None else x.unflatten(self.dim, self.sizes)
+
+
+def keep_mask(rows: Rows, key: int, layout: Layout, like: Tensor, rate: float) -> Keep:
+    """1 where a unit is kept, 0 where it is dropped, for every row.
+
+    Args:
+        rows: The rows of this pass.
+        key: The key of site and call.
+        layout: Where the rows lie in `like`.
+        like: A tensor of the mask's shape, dtype and device (only these are used).
+        rate: The site's own rate; multiplied here by each row's multiplier.
+    """
+    shape = list(like.shape)
+    rates = [multiplier * rate for multiplier in rows.multipliers]
+    if max(rates) >= 1:
+        raise SiteError(
+            f"a dropout site has rate {rate:g}: multiplier {max(rows.multipliers):g} x {rate:g} "
+            "drops everything; use multipliers so that multiplier x rate < 1"
+        )
+    if layout.dim is None:
+        examples = rows.examples[:1] if layout.varies else None
+        u = uniforms(rows.plan, key, rows.samples, examples, shape, like.device)[0, 0]
+        return Keep(_at_least(u, rates[0], like.dtype), rates[0], None, ())
+    per_row, rest = divmod(shape[layout.dim], len(rows))
+    if rest:
+        raise SiteError(
+            f"a mask of shape {tuple(shape)} does not divide into {len(rows)} rows along dimension "
+            f"{layout.dim} as it did in the dry run; its shape depends on more than the batch"
+        )
+    flattened = [per_row] if per_row > 1 else []
+    outer = layout.order == "outer" and per_row > 1
+    at = layout.dim + outer
+    coords = shape[: layout.dim] + flattened + shape[layout.dim + 1 :]
+    u = uniforms(rows.plan, key, rows.samples, rows.examples, coords, like.device)
+    u = u.movedim((0, 1), (at, at + 1)).unsqueeze(at)
+    three = [len(rows.multipliers), len(rows.samples), len(rows.examples)]
+    threshold: Tensor | float = rates[0]
+    if len(rates) > 1:
+        column = [len(rates)] + [1] * (u.dim() - at - 1)
+        threshold = torch.tensor(rates, dtype=torch.float32, device=like.device).view(column)
+    sizes = tuple(flattened + three if outer else three + flattened)
+    return Keep(_at_least(u, threshold, like.dtype), threshold, layout.dim, sizes)
+
+
+def _at_least(u: Tensor, threshold: Tensor | float, dtype: torch.dtype) -> Tensor:
+    """`u >= threshold` as 0 and 1 in `dtype`, written by the comparison itself (no bool pass)."""
+    if not isinstance(threshold, Tensor):
+        return torch.ge(u, threshold, out=torch.empty(u.shape, dtype=dtype, device=u.device))
+    shape = torch.broadcast_shapes(u.shape, threshold.shape)
+    return torch.ge(u, threshold, out=torch.empty(shape, dtype=dtype, device=u.device))
+
+
+def batch_size(inputs: Any, batch_dim: int) -> int:
+    """The size of the batch dimension of the first tensor in nested inputs."""
+    for tensor in tensors(inputs):
+        if tensor.dim() > batch_dim:
+            return tensor.shape[batch_dim]
+    raise DataError(
+        f"no input tensor has a dimension {batch_dim}; give tensors (or tuples or dicts of them) "
+        "whose batch dimension is batch_dim"
+    )
+
+
+def tensors(inputs: Any) -> list[Tensor]:
+    """All tensors in nested tuples, lists and mappings, in order."""
+    if isinstance(inputs, Tensor):
+        return [inputs]
+    if isinstance(inputs, Mapping):
+        return [tensor for value in inputs.values() for tensor in tensors(value)]
+    if isinstance(inputs, Sequence) and not isinstance(inputs, str | bytes):
+        return [tensor for value in inputs for tensor in tensors(value)]
+    return []
+
+
+def take_rows(inputs: Any, batch_dim: int, batch: int, start: int, stop: int, copies: int) -> Any:
+    """Examples start:stop of nested inputs, `copies` times after each other.
+
+    A tensor follows the batch if its `batch_dim` has size `batch`; everything else is passed on.
+    """
+    if isinstance(inputs, Tensor):
+        if inputs.dim() <= batch_dim or inputs.shape[batch_dim] != batch:
+            return inputs
+        part = inputs.narrow(batch_dim, start, stop - start)
+        if copies == 1:
+            return part
+        times = [1] * part.dim()
+        times[batch_dim] = copies
+        return part.repeat(times)
+    if isinstance(inputs, Mapping):
+        return {k: take_rows(v, batch_dim, batch, start, stop, copies) for k, v in inputs.items()}
+    if isinstance(inputs, tuple) and hasattr(inputs, "_fields"):
+        return type(inputs)(*(take_rows(v, batch_dim, batch, start, stop, copies) for v in inputs))
+    if isinstance(inputs, list | tuple):
+        return type(inputs)(take_rows(v, batch_dim, batch, start, stop, copies) for v in inputs)
+    return inputs
+
+
+def probe_layout(before: Sequence[int], after: Tensor | Sequence[int], rows: int) -> Layout:
+    """The layout of a mask, from its shape with `rows` rows and its values with twice as many.
+
+    The doubled pass repeats the same rows and drops nothing, so both halves of the rows must hold
+    equal values: that tells [rows · n, ...] from [n · rows, ...].
+
+    Args:
+        before: Shape with `rows` rows.
+        after: The site's tensor with 2 · rows rows, or its shape where there are no values.
+        rows: Number of rows in `before`.
+    """
+    shape = list(after.shape) if isinstance(after, Tensor) else list(after)
+    if list(before) == shape:
+        return Layout(None)
+    doubled = [d for d, (a, b) in enumerate(zip(before, shape)) if a != b]
+    if (
+        len(before) != len(shape)
+        or len(doubled) != 1
+        or shape[doubled[0]] != 2 * before[doubled[0]]
+    ):
+        return Layout(None, varies=True)
+    dim = doubled[0]
+    per_row, rest = divmod(before[dim], rows)
+    if rest or per_row == 0:
+        return Layout(None, varies=True)
+    if per_row == 1 or not isinstance(after, Tensor):
+        return Layout(dim)
+    if _repeats(after.unflatten(dim, (2, -1)), dim):
+        return Layout(dim, "inner")
+    if _repeats(after.unflatten(dim, (-1, 2, rows)), dim + 1):
+        return Layout(dim, "outer")
+    return Layout(None, varies=True)
+
+
+def _repeats(x: Tensor, dim: int) -> bool:
+    first, second = x.unbind(dim)
+    return torch.allclose(first, second, rtol=1e-3, atol=1e-5, equal_nan=True)
+
+
+def split_evenly(total: int, limit: int) -> list[range]:
+    """Consecutive ranges over `total` of nearly equal length, none longer than `limit`."""
+    parts = max(1, math.ceil(total / max(1, limit)))
+    edges = [round(i * total / parts) for i in range(parts + 1)]
+    return [range(a, b) for a, b in itertools.pairwise(edges)]

@@ -1,0 +1,215 @@
+"""Uniform draws that depend on what they are for, never on when or where they are made.
+
+Every number is a pure function of (seed, site, call, sample, example, coordinates in the example):
+the same masks whatever the batch size, chunking, order of evaluation or device. Integer arithmetic
+only, so a CPU and a GPU agree to the bit. One uniform serves every multiplier: a unit is dropped
+when u < multiplier · rate, which makes members at neighbouring multipliers comparable.
+
+Legend: K samples, S samples of this call, B examples, `coords` sizes of the other dimensions.
+
+Schemes, each with two independent halves (the bias correction and the mask error need them):
+    lhs         Latin hypercube over the samples of a block: u = (π(k) + v)/K' with a permutation π
+                of the K' strata and an offset v per unit; every unit is dropped in the right share
+                of the samples. π comes from a table of permutations and all their rotations, so
+                that each sample sees all strata equally often.
+    iid         independent uniforms
+    antithetic  pairs u, 1 − u
+"""
+
+import dataclasses
+import hashlib
+import itertools
+import math
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from afterdrop.errors import DataError
+
+Scheme = Literal["lhs", "iid", "antithetic"]
+SCHEMES: tuple[Scheme, ...] = ("lhs", "iid", "antithetic")
+
+_GOLDEN = -0x61C8864680B583EB  # 2^64 / golden ratio, as a signed 64-bit integer
+_BLOCK_LIMIT = 512  # longest Latin hypercube; longer halves consist of several
+_TABLE_COLUMNS = 32768  # permutations per table: a pair of units shares one once in 32768
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The samples of an evaluation: how many, how drawn, in which independent blocks.
+
+    Args:
+        num_samples: K, even (two halves), or 1.
+        seed: Any integer.
+        scheme: "lhs", "iid" or "antithetic".
+        blocks: Independent blocks, a power of two; 2 gives the halves, more also give the curve
+            over K, whose points are merged blocks (a prefix of a Latin hypercube is not one).
+
+    Raises:
+        DataError: If the numbers do not go together; the message says which do.
+
+    Example:
+        >>> Plan(100).spans
+        (range(0, 50), range(50, 100))
+    """
+
+    num_samples: int
+    seed: int = 0
+    scheme: Scheme = "lhs"
+    blocks: int = 2
+
+    def __post_init__(self) -> None:
+        if self.scheme not in SCHEMES:
+            raise DataError(f"masks={self.scheme!r} must be one of {', '.join(SCHEMES)}")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise DataError(f"seed={self.seed!r} must be an integer")
+        if self.num_samples == 1:
+            return
+        if self.blocks < 2 or self.blocks & (self.blocks - 1):
+            raise DataError(f"blocks={self.blocks} must be a power of two, at least 2")
+        step = self.blocks * (2 if self.scheme == "antithetic" else 1)
+        if self.num_samples < 1 or self.num_samples % step:
+            near = max(step, round(self.num_samples / step) * step)
+            raise DataError(
+                f"num_samples={self.num_samples} must be a positive multiple of {step} "
+                f"({self.blocks} independent blocks of {self.scheme} samples) or 1; try {near}"
+            )
+
+    @property
+    def spans(self) -> tuple[range, ...]:
+        """The samples of each independent block."""
+        if self.num_samples == 1:
+            return (range(1),)
+        size = self.num_samples // self.blocks
+        return tuple(range(i * size, (i + 1) * size) for i in range(self.blocks))
+
+
+def site_key(seed: int, *parts: object) -> int:
+    """A 64-bit key of a site and call: a cryptographic hash, so that no two sites are related.
+
+    Example:
+        >>> site_key(0, "encoder.dropout", 0) != site_key(0, "encoder.dropout", 1)
+        True
+    """
+    text = "\x1f".join(map(str, (seed, *parts))).encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
+
+
+def uniforms(
+    plan: Plan,
+    key: int,
+    samples: range,
+    examples: Tensor | None,
+    coords: Sequence[int],
+    device: torch.device | str = "cpu",
+) -> Tensor:
+    """Uniforms in [0, 1), float32.
+
+    Args:
+        plan: Number of samples, seed and scheme.
+        key: From `site_key`.
+        samples: Which samples.
+        examples: [B] numbers of the examples, or None for draws that all examples share.
+        coords: Sizes of the dimensions inside an example.
+        device: Where the result is made.
+
+    Returns:
+        [S, B, *coords], with B = 1 if `examples` is None.
+
+    Example:
+        >>> u = uniforms(Plan(4), site_key(0, "a"), range(4), torch.tensor([7]), (3,))
+        >>> u.shape
+        torch.Size([4, 1, 3])
+        >>> bool((u[:2].sort(0).values.mul(2).long() == torch.tensor([0, 1]).view(2, 1, 1)).all())
+        True
+    """
+    units = _coordinates(key, examples, coords, device)
+    pieces = []
+    for block, span in enumerate(_blocks(plan)):
+        inside = range(max(samples.start, span.start), min(samples.stop, span.stop))
+        if len(inside):
+            local = range(inside.start - span.start, inside.stop - span.start)
+            draw = _latin if plan.scheme == "lhs" else _independent
+            pieces.append(draw(plan, block, len(span), local, units))
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+@lru_cache(maxsize=64)
+def _blocks(plan: Plan) -> tuple[range, ...]:
+    """The independent blocks, those above the longest Latin hypercube split evenly."""
+    blocks: list[range] = []
+    for span in plan.spans:
+        parts = math.ceil(len(span) / _BLOCK_LIMIT) if plan.scheme == "lhs" else 1
+        edges = [span.start + round(i * len(span) / parts) for i in range(parts + 1)]
+        blocks += [range(a, b) for a, b in itertools.pairwise(edges)]
+    return tuple(blocks)
+
+
+def _mix(x: Tensor) -> Tensor:
+    """A bijective 64-bit finaliser (splitmix64); `&` makes the arithmetic shifts logical."""
+    x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
+    x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
+    return x ^ ((x >> 31) & 0x1FFFFFFFF)
+
+
+def _coordinates(
+    key: int, examples: Tensor | None, coords: Sequence[int], device: torch.device | str
+) -> Tensor:
+    """A 64-bit word per unit [B, *coords]: the sum of one hashed word per coordinate.
+
+    Summing per dimension, rather than numbering the units, keeps the words of an example when it
+    is padded to another length.
+    """
+    if examples is None:
+        examples = torch.zeros(1, dtype=torch.int64)
+    words = _mix(_mix(examples.to(device)) + key).view(-1, *[1] * len(coords))
+    for dim, size in enumerate(coords):
+        position = torch.arange(size, device=device)
+        shape = [1] * (len(coords) + 1)
+        shape[dim + 1] = size
+        words = words + _mix(position * _GOLDEN + (dim + 1)).view(shape)
+    return words
+
+
+def _fraction(words: Tensor) -> Tensor:
+    """The top 24 bits as a float in [0, 1): exact in float32."""
+    return ((words >> 40) & 0xFFFFFF).float().mul_(2.0**-24)
+
+
+def _latin(plan: Plan, block: int, size: int, local: range, units: Tensor) -> Tensor:
+    words = _mix(units + site_key(plan.seed, "lhs", block))
+    table = _permutations(plan.seed, block, size, units.device)[local.start : local.stop]
+    column = (((words & 0xFFFFFFFF) * table.shape[1]) >> 32).int().flatten()
+    offset = _fraction(words).mul_(1.0 / size).clamp_max_(_below(1.0 / size))
+    strata = table.index_select(1, column).view(len(local), *units.shape)
+    return strata.add_(offset)
+
+
+def _below(value: float) -> float:
+    """Largest offset that rounding cannot carry into the next stratum (or to 1)."""
+    return value - 2.0**-23
+
+
+@lru_cache(maxsize=16)
+def _permutations(seed: int, block: int, size: int, device: torch.device) -> Tensor:
+    """[size, columns] strata / size: random permutations and all their rotations."""
+    generator = torch.Generator().manual_seed(
+        site_key(seed, "permutations", block, size) & 2**63 - 1
+    )
+    bases = max(1, _TABLE_COLUMNS // size)
+    base = torch.rand(bases, size, generator=generator, dtype=torch.float64).argsort(-1)
+    rotated = (base.t().unsqueeze(-1) + torch.arange(size)) % size
+    return rotated.reshape(size, bases * size).float().div_(size).to(device)
+
+
+def _independent(plan: Plan, block: int, size: int, local: range, units: Tensor) -> Tensor:
+    pairs = plan.scheme == "antithetic"
+    drawn = []
+    for k in local:
+        number = k // 2 if pairs else k
+        u = _fraction(_mix(units + site_key(plan.seed, plan.scheme, block, number)))
+        drawn.append((1.0 - 2.0**-24) - u if pairs and k % 2 else u)
+    return torch.stack(drawn)
