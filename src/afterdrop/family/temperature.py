@@ -163,3 +163,27 @@ def fit_temperature(values: Tensor, targets: Tensor, nodes: Nodes) -> tuple[Tens
         low, high = torch.where(up, low, middle), torch.where(up, middle, high)
     s = torch.where(rising, ends[0], torch.where(falling, ends[1], (low + high) / 2))
     return (-s).exp(), rising | falling
+
+
+def fit_interpolated(values: Tensor, nodes: Nodes) -> tuple[Tensor, Tensor]:
+    """The temperature with the lowest XE where XE need not be convex: many starts, then refined.
+
+    Args:
+        values: [R, J] mean XE at the nodes.
+        nodes: The nodes.
+
+    Returns:
+        Temperatures [R], and whether each lies at the edge of the bracket.
+    """
+    ends = math.log(1 / nodes.high), math.log(nodes.reach / nodes.low)
+    starts = torch.linspace(*ends, 257, dtype=torch.float64)
+    best = (values @ nodes.weights(starts.exp()).t()).argmin(-1)
+    step = float(starts[1] - starts[0])
+    s = starts[best]
+    for _ in range(40):  # shrinking three-point search around the best start
+        step *= 0.6
+        trial = torch.stack([s - step, s, s + step], -1).clamp(*ends)
+        at = (nodes.weights(trial.exp()) * values.unsqueeze(-2)).sum(-1)
+        s = trial.gather(-1, at.argmin(-1, keepdim=True)).squeeze(-1)
+    edge = (s <= ends[0] + 1e-6) | (s >= ends[1] - 1e-6)
+    return (-s).exp(), edge

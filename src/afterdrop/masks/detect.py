@@ -38,6 +38,8 @@ class Detector(TorchDispatchMode):
         self.draws: list[Draw] = []
         self.changed: set[str] = set()
         self.peak_bytes = 0
+        weights = [*control.model.parameters(), *control.model.buffers()]
+        self._weights = {tensor.untyped_storage().data_ptr() for tensor in weights}
         self._live: dict[int, int] = {}
         self._bytes = 0
         self._hooks: list[Any] = []
@@ -69,9 +71,8 @@ class Detector(TorchDispatchMode):
         return out
 
     def _track(self, tensor: Tensor) -> None:
-        storage = tensor.untyped_storage()
-        address, size = storage.data_ptr(), storage.nbytes()
-        if not address or address in self._live:
+        address, size = tensor.untyped_storage().data_ptr(), tensor.numel() * tensor.element_size()
+        if not address or address in self._live or address in self._weights:
             return
         self._live[address] = size
         self._bytes += size

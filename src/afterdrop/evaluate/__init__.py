@@ -1,0 +1,1 @@
+"""Evaluating models: Scores of every member of the family."""

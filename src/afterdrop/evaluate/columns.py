@@ -1,0 +1,168 @@
+"""One member's per-target results as functions of the temperature.
+
+Legend: N targets, J nodes, Jc coarse nodes, R resamples, G examples; b = 1/T.
+Two columns with one interface: `MeanColumn` (the temperature acts on the averaged distribution)
+and `SampleColumn` (on each sample before averaging).
+"""
+
+import dataclasses
+
+import torch
+from torch import Tensor
+
+from afterdrop.errors import ScoresError
+from afterdrop.family.estimates import Values, cluster_sums
+from afterdrop.family.temperature import COARSE, Nodes, fit_interpolated, fit_temperature
+
+
+def _check(temperature: float, low: float, high: float) -> Tensor:
+    if not low * (1 - 1e-9) <= temperature <= high * (1 + 1e-9):
+        raise ScoresError(
+            f"temperature={temperature:g} lies outside the bracket {low:g} to {high:g} of these "
+            "Scores; evaluate again with temperatures=(low, high) that contain it"
+        )
+    return torch.tensor(1.0 / temperature, dtype=torch.float64)
+
+
+@dataclasses.dataclass(frozen=True)
+class MeanColumn:
+    """log M of a member: at the target, its peak, and its partition G at nodes.
+
+    Attributes:
+        target: [N] log M(y).
+        peak: [N] largest log M.
+        top: [N] its class.
+        partition: [J, N] G(b) = log Σ_c exp(b (log M(c) − peak)).
+        one: [N] L(1).
+        two: [N] L(2).
+        half: [2, Jc + 1, N] XE of each half minus XE, at the coarse nodes and at T = 1; or None.
+        nodes: The nodes.
+        num_samples: K, or 0.
+    """
+
+    target: Tensor
+    peak: Tensor
+    top: Tensor
+    partition: Tensor
+    one: Tensor
+    two: Tensor
+    half: Tensor | None
+    nodes: Nodes
+    num_samples: int
+
+    def xe(self, temperature: float) -> Values:
+        """Cross entropies of the targets."""
+        if temperature == 1:
+            whole = self.one - self.target
+            delta = None if self.half is None else self.half[:, -1]
+        else:
+            b = _check(temperature, self.nodes.low, self.nodes.high)
+            whole = self._partition(b) + b * (self.peak - self.target)
+            weights = self.nodes.weights(b, COARSE)
+            delta = None if self.half is None else weights @ self.half[:, :-1].double()
+        return Values(whole, None if delta is None else whole + delta, self.num_samples)
+
+    def _partition(self, b: Tensor) -> Tensor:
+        return self.nodes.weights(b) @ self.partition.double()
+
+    def log_confidence(self, temperature: float) -> Tensor:
+        """Log-probability of the predicted class."""
+        if temperature == 1:
+            return self.peak - self.one
+        return -self._partition(_check(temperature, self.nodes.low, self.nodes.high))
+
+    def log_square(self, temperature: float) -> Tensor:
+        """Log of Σ_c p(c)², for the Brier score."""
+        if temperature == 1:
+            return self.two - 2 * self.one
+        b = _check(temperature, self.nodes.low, self.nodes.high)
+        return self._partition(2 * b) - 2 * self._partition(b)
+
+    def entropy(self, temperature: float) -> Tensor:
+        """Entropy of the distribution: G − dG/ds with s = log b."""
+        b = torch.tensor(1.0, dtype=torch.float64)
+        value = self.one - self.peak
+        if temperature != 1:
+            b = _check(temperature, self.nodes.low, self.nodes.high)
+            value = self._partition(b)
+        step = 1e-3
+        ahead, behind = (self._partition(b * torch.exp(torch.tensor(x))) for x in (step, -step))
+        return value - (ahead - behind) / (2 * step)
+
+    def predicted(self, temperature: float) -> Tensor:
+        """The predicted class, the same at every temperature."""
+        return self.top
+
+    def fit(self, clusters: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """For each row of weights [R, G] over examples: best temperature, XE there, if at edge."""
+        sizes = cluster_sums(torch.ones_like(self.target), clusters)
+        total = (weights @ sizes).unsqueeze(-1)
+        sums = cluster_sums(self.partition.double(), clusters)
+        below = cluster_sums((self.target - self.peak).clamp_min(-1e30), clusters)
+        values, targets = (weights @ sums.t()) / total, (weights @ below) / total.squeeze(-1)
+        temperature, edge = fit_temperature(values, targets, self.nodes)
+        b = 1 / temperature
+        return temperature, (self.nodes.weights(b) * values).sum(-1) - b * targets, edge
+
+
+@dataclasses.dataclass(frozen=True)
+class SampleColumn:
+    """A member at nodes of the temperature that acts on each sample; interpolated in between.
+
+    Attributes:
+        at_nodes: [J, N] cross entropies.
+        log_peak: [J, N] log-probability of the predicted class.
+        tops: [J, N] predicted classes.
+        squares: [J, N] log Σ_c p(c)².
+        entropies: [J, N].
+        half: [2, J, N] XE of each half minus XE, or None.
+        nodes: The nodes.
+        num_samples: K.
+    """
+
+    at_nodes: Tensor
+    log_peak: Tensor
+    tops: Tensor
+    squares: Tensor
+    entropies: Tensor
+    half: Tensor | None
+    nodes: Nodes
+    num_samples: int
+
+    def _weights(self, temperature: float) -> Tensor:
+        return self.nodes.weights(_check(temperature, self.nodes.low, self.nodes.high))
+
+    def xe(self, temperature: float) -> Values:
+        """Cross entropies of the targets."""
+        weights = self._weights(temperature)
+        whole = weights @ self.at_nodes
+        halves = None if self.half is None else whole + weights @ self.half.double()
+        return Values(whole, halves, self.num_samples)
+
+    def log_confidence(self, temperature: float) -> Tensor:
+        """Log-probability of the predicted class."""
+        return self._weights(temperature) @ self.log_peak
+
+    def log_square(self, temperature: float) -> Tensor:
+        """Log of Σ_c p(c)²."""
+        return self._weights(temperature) @ self.squares
+
+    def entropy(self, temperature: float) -> Tensor:
+        """Entropy of the distribution."""
+        return self._weights(temperature) @ self.entropies
+
+    def predicted(self, temperature: float) -> Tensor:
+        """The predicted class at the nearest node."""
+        gap = self.nodes.inverse().log() + torch.tensor(temperature, dtype=torch.float64).log()
+        return self.tops[int(gap.abs().argmin())]
+
+    def fit(self, clusters: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """For each row of weights [R, G] over examples: best temperature, XE there, if at edge."""
+        sizes = cluster_sums(torch.ones_like(self.at_nodes[0]), clusters)
+        sums = cluster_sums(self.at_nodes, clusters)
+        means = (weights @ sums.t()) / (weights @ sizes).unsqueeze(-1)
+        temperature, edge = fit_interpolated(means, self.nodes)
+        return temperature, (self.nodes.weights(1 / temperature) * means).sum(-1), edge
+
+
+Column = MeanColumn | SampleColumn

@@ -1,0 +1,196 @@
+"""Evaluating every member of the family on data, for any module: the one expensive verb.
+
+One set of K passes per multiplier serves every alpha and temperature. Per batch: the deterministic
+pass, then chunks of examples × multipliers × samples whose logits stream into accumulators.
+"""
+
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator, Sequence, Sized
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from afterdrop.errors import DataError
+from afterdrop.evaluate.accumulate import log_softmax
+from afterdrop.evaluate.parts import Parts
+from afterdrop.evaluate.passes import Batch, Reader, call, memory_budget
+from afterdrop.evaluate.protocol import Protocol, fingerprint
+from afterdrop.evaluate.scores import Scores
+from afterdrop.evaluate.worker import Worker
+from afterdrop.family.member import Grid
+from afterdrop.family.temperature import Nodes, bracket
+from afterdrop.masks.rows import take_rows
+from afterdrop.masks.sites import Sites, find_sites
+from afterdrop.masks.uniforms import Plan, Scheme
+
+_DRY_EXAMPLES = 4
+
+
+def evaluate(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    grid: Grid | None = None,
+    num_samples: int = 100,
+    seed: int = 0,
+    split: str = "valid",
+    masks: Scheme = "lhs",
+    blocks: int = 2,
+    rates: Sequence[str] = (),
+    noise: Sequence[str] = (),
+    batch_dim: int = 0,
+    ignore_index: int = -100,
+    temperatures: tuple[float, float] | None = None,
+    first_example: int = 0,
+    memory: int | None = None,
+    resume: str | Path | None = None,
+    progress: bool = False,
+) -> Scores:
+    """Evaluates every member of the extended dropout family on data.
+
+    The model is left as it was: modes, rates, statistics and weights. Its masks depend on the
+    seed and the position of an example in the data, not on how the data are batched.
+
+    Args:
+        model: Any module that contains dropout; stays on its device.
+        batches: Pairs (inputs, targets). Inputs are a tensor, a tuple of positional or a dict of
+            keyword inputs; targets are class numbers [B] or [B, ...]. The model returns logits
+            [B, ..., V] as a tensor, first of a tuple, or `.logits`.
+        grid: The members; by default 5 alphas × 11 multipliers, each at every temperature.
+        num_samples: K, even.
+        seed: Of the masks.
+        split: Name of the data; scores of "test" are refused by `select`.
+        masks: "lhs" (two independent Latin hypercubes), "iid" or "antithetic".
+        blocks: Independent blocks of samples, a power of two; more than 2 give a curve over K.
+        rates: Attributes that hold rates of masks which the model draws itself (`find_sites`).
+        noise: Modules whose random draws are not dropout (`find_sites`).
+        batch_dim: Batch dimension of inputs, targets and logits.
+        ignore_index: Targets that do not count.
+        temperatures: Lowest and highest temperature; by default chosen from the first batch.
+        first_example: Number of the first example, for data evaluated in parts (`Scores.merge`).
+        memory: Bytes for accumulators and activations; by default 256 MiB on a CPU and 40 % of
+            the free memory of a GPU.
+        resume: A folder for finished parts: an interrupted evaluation goes on from there and ends
+            with the same bytes. Removed when done.
+        progress: Whether to show a progress bar.
+
+    Returns:
+        Scores of every member.
+
+    Raises:
+        DataError, SiteError, MemberError: For input that cannot be evaluated; says what to do.
+
+    Example:
+        >>> net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3))
+        >>> data = [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in range(2)]
+        >>> evaluate(net, data, num_samples=4)
+        Scores(split='valid', 51 members, K=4, 16 targets in 16 examples)
+    """
+    grid = Grid() if grid is None else grid
+    plan = Plan(num_samples, seed, masks, blocks if num_samples > 1 else 1)
+    if num_samples == 1 and len(grid.alphas) > 1 and grid.stochastic:
+        raise DataError(
+            f"num_samples=1 with alphas {grid.alphas}: one sample has one mean, so all alphas "
+            "coincide; use more samples or a grid with a single alpha"
+        )
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    reader = Reader(batch_dim, ignore_index)
+    head, stream, total = _peek(batches)
+    first = reader.batch(head, 0, first_example, device)
+    with torch.no_grad(), eval_mode(model):
+        sites = _dry_run(model, first, grid, rates, noise, batch_dim)
+        protocol = _protocol(model, first, reader, grid, plan, sites, split, rates, temperatures)
+        worker = Worker(model, reader, protocol, sites, memory_budget(memory, device))
+        parts = Parts(resume, protocol)
+        bar = tqdm(total=total, desc=f"evaluate {split}", unit="batch", disable=not progress)
+        with bar, parts:
+            position = first_example
+            for number, item in enumerate(stream):
+                batch = reader.batch(item, number, position, device)
+                position += batch.size
+                if not parts.done(number, batch):
+                    parts.add(number, batch, worker.batch(batch, number))
+                bar.update()
+        tensors = parts.finish()
+    if not tensors["targets"].numel():
+        raise DataError(f"no target counts: all equal ignore_index={ignore_index}")
+    return Scores(protocol, tensors)
+
+
+@contextlib.contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode; every module's own mode is restored after."""
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+def _peek(batches: Iterable[Any]) -> tuple[Any, Iterator[Any], int | None]:
+    total = len(batches) if isinstance(batches, Sized) else None
+    stream = iter(batches)
+    try:
+        head = next(stream)
+    except StopIteration:
+        raise DataError("batches is empty; give at least one (inputs, targets) pair") from None
+    return head, itertools.chain([head], stream), total
+
+
+def _dry_run(
+    model: nn.Module,
+    first: Batch,
+    grid: Grid,
+    rates: Sequence[str],
+    noise: Sequence[str],
+    batch_dim: int,
+) -> Sites | None:
+    if not grid.stochastic:
+        return None
+    inputs = take_rows(first.inputs, batch_dim, first.size, 0, min(first.size, _DRY_EXAMPLES), 1)
+    options: dict[str, Any] = {"rates": rates, "noise": noise, "batch_dim": batch_dim}
+    return call(lambda *args, **kwargs: find_sites(model, *args, **options, **kwargs), inputs)
+
+
+def _protocol(
+    model: nn.Module,
+    first: Batch,
+    reader: Reader,
+    grid: Grid,
+    plan: Plan,
+    sites: Sites | None,
+    split: str,
+    rates: Sequence[str],
+    temperatures: tuple[float, float] | None,
+) -> Protocol:
+    logits = reader.logits(call(model, first.inputs), first.targets, 1)[0]
+    classes = logits.shape[-1]
+    if classes < 2:
+        raise DataError(f"the model gives {classes} logit per target; give at least 2 classes")
+    reader.check_classes(first.targets, classes, 0)
+    targets = first.targets.flatten()[reader.counts(first.targets)]
+    if temperatures is None:
+        nodes = bracket(log_softmax(logits, "the first batch"), targets)
+    else:
+        nodes = Nodes(*temperatures)
+    return Protocol(
+        split=split,
+        grid=grid,
+        plan=plan,
+        low=nodes.low,
+        high=nodes.high,
+        num_classes=classes,
+        fingerprint=fingerprint(model),
+        batched=sites.batched if sites else True,
+        shared=sites.shared if sites else False,
+        sites=tuple((s.name, s.op, s.rate, s.calls) for s in sites) if sites else (),
+        off=sites.off if sites else (),
+        rates=tuple(rates),
+        ignore_index=reader.ignore_index,
+    )

@@ -1,0 +1,104 @@
+"""Finished parts of an evaluation, kept on disk so that an interrupted one goes on.
+
+A part holds the results of a few batches in order. Parts are written every half minute and on
+interruption; joined in order they are what an uninterrupted evaluation would have held.
+"""
+
+import shutil
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from afterdrop.errors import FileError
+from afterdrop.evaluate.passes import Batch
+from afterdrop.evaluate.protocol import Protocol, digest
+from afterdrop.evaluate.scores_file import read_tensors, write_tensors
+from afterdrop.masks.rows import tensors as all_tensors
+
+_SECONDS = 30.0
+
+
+class Parts:
+    """Collects the results of batches; with a folder, also keeps them there.
+
+    Args:
+        folder: Where parts are kept, or None to keep nothing.
+        protocol: Of this evaluation; parts of another one are refused.
+    """
+
+    def __init__(self, folder: str | Path | None, protocol: Protocol) -> None:
+        self.folder = None if folder is None else Path(folder)
+        self.protocol = protocol
+        self._results: list[dict[str, Tensor]] = []
+        self._digests: list[str] = []
+        self._unsaved = 0
+        self._saved = 0.0
+        if self.folder is not None and self.folder.exists():
+            self._load(self.folder)
+
+    def done(self, number: int, batch: Batch) -> bool:
+        """Whether a batch is finished already; refuses if its data are not those of then."""
+        if number >= len(self._digests):
+            return False
+        if self._digests[number] != _digest(batch):
+            raise FileError(
+                f"batch {number} is not the one that was evaluated before the interruption in "
+                f"{self.folder}; give the same data in the same order, or remove that folder"
+            )
+        return True
+
+    def add(self, number: int, batch: Batch, results: dict[str, Tensor]) -> None:
+        """Adds the results of the next batch."""
+        self._results.append(results)
+        self._digests.append(_digest(batch) if self.folder is not None else "")
+        self._unsaved += 1
+        if time.monotonic() - self._saved > _SECONDS:
+            self._save()
+
+    def finish(self) -> dict[str, Tensor]:
+        """All results joined; the folder is not needed any more."""
+        joined = {
+            name: torch.cat([part[name] for part in self._results], -1) for name in self._results[0]
+        }
+        if self.folder is not None and self.folder.exists():
+            shutil.rmtree(self.folder)
+        return joined
+
+    def __enter__(self) -> "Parts":
+        self._saved = time.monotonic()
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is not None:
+            self._save()
+
+    def _save(self) -> None:
+        self._saved = time.monotonic()
+        if self.folder is None or not self._unsaved:
+            return
+        fresh, digests = self._results[-self._unsaved :], self._digests[-self._unsaved :]
+        joined = {name: torch.cat([part[name] for part in fresh], -1) for name in fresh[0]}
+        note = {"protocol": self.protocol.to_json(), "digests": digests}
+        number = len(list(self.folder.glob("part-*.safetensors"))) if self.folder.exists() else 0
+        write_tensors(self.folder / f"part-{number:05d}.safetensors", joined, note)
+        # From here on the part is one entry, so that joining in order stays right after loading.
+        self._results[-self._unsaved :] = [joined]
+        self._unsaved = 0
+
+    def _load(self, folder: Path) -> None:
+        for path in sorted(folder.glob("part-*.safetensors")):
+            results, note = read_tensors(path)
+            if "digests" not in note:
+                raise FileError(f"{path} is no part of an evaluation; remove {folder}")
+            self.protocol.require_same(
+                Protocol.from_json(note["protocol"]), f"this evaluation and the parts in {folder}"
+            )
+            self._results.append(results)
+            self._digests += note["digests"]
+
+
+def _digest(batch: Batch) -> str:
+    return digest((str(i), t) for i, t in enumerate([*all_tensors(batch.inputs), batch.targets]))

@@ -1,0 +1,197 @@
+"""Forward passes over chunks: which rows run together, and their logits per target.
+
+Legend: L multipliers, S samples, B examples, N targets that count, V classes.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from afterdrop.errors import DataError
+from afterdrop.masks.rows import Rows, split_evenly, take_rows
+from afterdrop.masks.sites import Sites, output_tensor
+from afterdrop.masks.uniforms import Plan
+
+CPU_MEMORY = 256 * 2**20
+CPU_CACHE = 24 * 2**20  # rows of a pass on a CPU: beyond this, activations leave the caches
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    """Inputs and targets of some examples, on the model's device.
+
+    Attributes:
+        inputs: Nested inputs.
+        targets: [B, ...] with the batch dimension first.
+        first: Number of the first example in the data.
+        size: B.
+    """
+
+    inputs: Any
+    targets: Tensor
+    first: int
+    size: int
+
+
+def call(model: Callable[..., Any], inputs: Any) -> Any:
+    """Calls a model with a tensor, a tuple of positional or a mapping of keyword inputs."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    if isinstance(inputs, tuple):
+        return model(*inputs)
+    return model(inputs)
+
+
+def to_device(inputs: Any, device: torch.device) -> Any:
+    """Moves the tensors of nested inputs."""
+    if isinstance(inputs, Tensor):
+        return inputs.to(device)
+    if isinstance(inputs, Mapping):
+        return {key: to_device(value, device) for key, value in inputs.items()}
+    if isinstance(inputs, tuple) and hasattr(inputs, "_fields"):
+        return type(inputs)(*(to_device(value, device) for value in inputs))
+    if isinstance(inputs, list | tuple):
+        return type(inputs)(to_device(value, device) for value in inputs)
+    return inputs
+
+
+@dataclasses.dataclass(frozen=True)
+class Reader:
+    """Reads batches and logits: where the batch dimension is and which targets count.
+
+    Args:
+        batch_dim: The batch dimension of inputs, targets and logits.
+        ignore_index: Targets with this value do not count.
+    """
+
+    batch_dim: int
+    ignore_index: int
+
+    def batch(self, item: Any, number: int, first: int, device: torch.device) -> Batch:
+        """Checks and moves one item of the user's batches."""
+        if not isinstance(item, list | tuple) or len(item) != 2:
+            raise DataError(
+                f"batch {number} is {type(item).__name__}, not a pair (inputs, targets); wrap your "
+                "data so that each batch is such a pair"
+            )
+        inputs, targets = item
+        if not isinstance(targets, Tensor):
+            targets = torch.as_tensor(targets)
+        if targets.is_floating_point() or targets.dtype == torch.bool or targets.dim() == 0:
+            raise DataError(
+                f"the targets of batch {number} are {targets.dtype} of shape "
+                f"{tuple(targets.shape)}; give class numbers (int64) with a batch dimension"
+            )
+        if targets.dim() > self.batch_dim:
+            targets = targets.movedim(self.batch_dim, 0)
+        if isinstance(inputs, list):
+            inputs = tuple(inputs)
+        return Batch(to_device(inputs, device), targets.to(device).long(), first, targets.shape[0])
+
+    def counts(self, targets: Tensor) -> Tensor:
+        """Which targets count, flattened."""
+        return (targets != self.ignore_index).flatten()
+
+    def logits(self, output: Any, targets: Tensor, copies: int) -> Tensor:
+        """Logits [copies, N, V] of the targets that count."""
+        logits = output_tensor(output)
+        if self.batch_dim and logits.dim() > self.batch_dim + 1:
+            logits = logits.movedim(self.batch_dim, 0)
+        shape = tuple(targets.shape)
+        if logits.numel() == 0 or logits.numel() // logits.shape[-1] != copies * targets.numel():
+            raise DataError(
+                f"logits of shape {tuple(logits.shape)} do not match targets of shape {shape}"
+                + f" x {copies} samples" * (copies > 1)
+                + "; logits must be the targets' shape with the classes as last dimension"
+            )
+        logits = logits.reshape(copies, targets.numel(), logits.shape[-1])
+        counts = self.counts(targets)
+        return logits if bool(counts.all()) else logits[:, counts]
+
+    def check_classes(self, targets: Tensor, classes: int, number: int) -> None:
+        """Refuses targets outside 0 to classes − 1."""
+        valid = targets.flatten()[self.counts(targets)]
+        if valid.numel() and (int(valid.min()) < 0 or int(valid.max()) >= classes):
+            raise DataError(
+                f"batch {number} has targets from {int(valid.min())} to {int(valid.max())}, but "
+                f"the model has {classes} classes (0 to {classes - 1}); ignored targets must be "
+                f"ignore_index={self.ignore_index}"
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Chunks:
+    """How the work on a batch is cut: examples, then multipliers, then samples of each block."""
+
+    examples: int
+    multipliers: int
+    samples: int
+
+
+def plan_chunks(
+    sites: Sites,
+    plan: Plan,
+    size: int,
+    multipliers: int,
+    target_bytes: int,
+    budget: int,
+    cache: int,
+) -> Chunks:
+    """Chunks whose accumulators and rows fit a memory budget.
+
+    Args:
+        sites: Bytes per row of a pass, and whether rows can be batched.
+        plan: The samples.
+        size: Examples in the batch.
+        multipliers: L.
+        target_bytes: Bytes of accumulators per example and multiplier.
+        budget: Bytes for accumulators and rows together.
+        cache: Bytes of rows beyond which a pass gets slower; the smaller of both counts.
+    """
+    block = len(plan.spans[0])
+    together = multipliers if sites.batched and not sites.rates else 1
+    while together > 1 and target_bytes * together > budget // 2:
+        together = -(-together // 2)
+    examples = min(size, max(1, budget // 2 // max(1, target_bytes * together)))
+    # Besides what the model holds, a row has its mask words and the log-probabilities' copies.
+    rows = max(1, min(budget // 2, cache) // max(1, 2 * sites.row_bytes))
+    if not sites.batched:
+        return Chunks(size, 1, 1)
+    examples = min(examples, rows)
+    together = min(together, max(1, rows // examples))
+    return Chunks(examples, together, min(block, max(1, rows // (examples * together))))
+
+
+def memory_budget(memory: int | None, device: torch.device) -> tuple[int, int]:
+    """Bytes for accumulators and rows, and the useful bytes of rows, on a device."""
+    if memory is not None:
+        if memory < 2**20:
+            raise DataError(f"memory={memory} is less than 1 MiB (1048576 bytes); give more")
+        return memory, memory if device.type == "cuda" else CPU_CACHE
+    if device.type == "cuda":
+        free = int(torch.cuda.mem_get_info(device)[0] * 0.4)
+        return free, free
+    return CPU_MEMORY, CPU_CACHE
+
+
+def run_rows(
+    model: nn.Module, control: Any, reader: Reader, batch: Batch, rows: Rows, start: int, stop: int
+) -> Tensor:
+    """Logits [S, L, N, V] of a chunk of examples under the masks of `rows`."""
+    copies = len(rows.multipliers) * len(rows.samples)
+    inputs = take_rows(batch.inputs, reader.batch_dim, batch.size, start, stop, copies)
+    output = call(lambda *a, **k: control.forward(rows, *a, **k), inputs)
+    logits = reader.logits(output, batch.targets[start:stop], copies)
+    return logits.unflatten(0, (len(rows.multipliers), len(rows.samples))).transpose(0, 1)
+
+
+def sample_ranges(plan: Plan, chunk: int) -> list[list[range]]:
+    """For each independent block, the chunks of its samples."""
+    return [
+        [range(span.start + part.start, span.start + part.stop) for part in parts]
+        for span in plan.spans
+        for parts in [split_evenly(len(span), chunk)]
+    ]

@@ -1,0 +1,59 @@
+"""Scores as files: safetensors with the protocol in the header."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import safetensors
+from safetensors.torch import load, save
+from torch import Tensor
+
+from afterdrop.errors import FileError
+from afterdrop.evaluate.protocol import Protocol
+from afterdrop.files import write_atomic
+
+_KIND, _VERSION = "afterdrop-scores", 1
+
+
+def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], note: dict[str, Any]) -> None:
+    """Writes tensors and a note as safetensors, atomically."""
+    content = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    write_atomic(path, save(content, metadata={"afterdrop": json.dumps(note)}))
+
+
+def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Reads what `write_tensors` wrote; the note is empty in a foreign file.
+
+    Raises:
+        FileError: If the file is missing, truncated or no safetensors.
+    """
+    try:
+        with safetensors.safe_open(str(path), framework="pt") as file:
+            note = (file.metadata() or {}).get("afterdrop")
+        return load(Path(path).read_bytes()), json.loads(note) if note else {}
+    except (OSError, ValueError, safetensors.SafetensorError) as error:
+        raise FileError(f"cannot read {path}: {error}; is it complete?") from error
+
+
+def write_scores(path: str | Path, protocol: Protocol, tensors: Mapping[str, Tensor]) -> None:
+    """Writes scores."""
+    note = {"kind": _KIND, "version": _VERSION, "protocol": protocol.to_json()}
+    write_tensors(path, tensors, note)
+
+
+def read_scores(path: str | Path) -> tuple[Protocol, dict[str, Tensor]]:
+    """Reads scores.
+
+    Raises:
+        FileError: If the file is missing, truncated, foreign or of another version.
+    """
+    tensors, note = read_tensors(path)
+    if note.get("kind") != _KIND:
+        raise FileError(f"{path} holds no afterdrop scores; make them with afterdrop evaluate")
+    if note.get("version") != _VERSION:
+        raise FileError(
+            f"{path} has schema version {note.get('version')!r}, this afterdrop reads {_VERSION}; "
+            "evaluate again"
+        )
+    return Protocol.from_json(note["protocol"]), tensors

@@ -1,0 +1,156 @@
+"""The work on one batch: the deterministic pass, then chunks of sampled rows into accumulators."""
+
+import torch
+from torch import Tensor, nn
+
+from afterdrop.evaluate.accumulate import (
+    MeanTemper,
+    Results,
+    SampleTemper,
+    distribution,
+    log_softmax,
+)
+from afterdrop.evaluate.passes import (
+    Batch,
+    Chunks,
+    Reader,
+    call,
+    plan_chunks,
+    run_rows,
+    sample_ranges,
+)
+from afterdrop.evaluate.protocol import SAMPLE_NODES, Protocol
+from afterdrop.family.temperature import NODES
+from afterdrop.masks.rows import Rows, split_evenly
+from afterdrop.masks.sites import Sites
+
+
+class Worker:
+    """Evaluates batches; on running out of memory it goes on with smaller chunks."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        reader: Reader,
+        protocol: Protocol,
+        sites: Sites | None,
+        budget: tuple[int, int],
+    ) -> None:
+        self.model, self.reader, self.protocol, self.sites = model, reader, protocol, sites
+        self.budget, self.cache = budget
+        self.control = sites.control(model) if sites else None
+
+    def batch(self, batch: Batch, number: int) -> Results:
+        """All results of one batch, on the CPU."""
+        counts = self.reader.counts(batch.targets)
+        self.reader.check_classes(batch.targets, self.protocol.num_classes, number)
+        each = batch.targets.numel() // batch.size
+        examples = torch.arange(batch.first, batch.first + batch.size).repeat_interleave(each)
+        targets = batch.targets.flatten()[counts]
+        results = {"targets": targets.cpu(), "examples": examples[counts.cpu()]}
+        logits = self.reader.logits(call(self.model, batch.inputs), batch.targets, 1)[0]
+        lp = log_softmax(logits, f"batch {number}")
+        det = distribution(lp, targets, self.protocol.nodes)
+        results.update({f"det_{name}": tensor.cpu() for name, tensor in det.items()})
+        if self.sites is not None:
+            results.update(self._sampled(batch, number))
+        return results
+
+    def _sampled(self, batch: Batch, number: int) -> Results:
+        assert self.sites is not None
+        while True:
+            multipliers = len(self.protocol.grid.stochastic)
+            each = max(1, batch.targets.numel() // batch.size)
+            chunks = plan_chunks(
+                self.sites,
+                self.protocol.plan,
+                batch.size,
+                multipliers,
+                each * self._target_bytes(),
+                self.budget,
+                self.cache,
+            )
+            try:
+                ranges = split_evenly(batch.size, chunks.examples)
+                done = [self._chunk(batch, number, r, chunks) for r in ranges]
+                return _concatenate(done, -1)
+            except (torch.OutOfMemoryError, RuntimeError) as error:
+                smallest = chunks.examples == chunks.samples == chunks.multipliers == 1
+                if not _out_of_memory(error) or smallest or self.budget < 2**20:
+                    raise
+            self.budget //= 2
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
+    def _chunk(self, batch: Batch, number: int, examples: range, chunks: Chunks) -> Results:
+        grid = self.protocol.grid
+        step = chunks.multipliers
+        groups = [grid.stochastic[i : i + step] for i in range(0, len(grid.stochastic), step)]
+        done = [self._group(batch, number, examples, group, chunks.samples) for group in groups]
+        return _concatenate(done, 0)
+
+    def _group(
+        self, batch: Batch, number: int, examples: range, multipliers: tuple[float, ...], step: int
+    ) -> Results:
+        """Multipliers that run together, over all samples, for a chunk of examples."""
+        assert self.control is not None
+        grid, plan, nodes = self.protocol.grid, self.protocol.plan, self.protocol.nodes
+        part = batch.targets[examples.start : examples.stop]
+        targets = part.flatten()[self.reader.counts(part)]
+        numbers = torch.arange(batch.first + examples.start, batch.first + examples.stop)
+        sums: list[MeanTemper | SampleTemper] = [
+            MeanTemper(grid.alphas, targets, nodes, plan.blocks)
+        ]
+        if grid.temper == "sample" and max(grid.alphas) > 0:
+            sums.append(SampleTemper(grid.alphas, targets, self.protocol.sample_nodes, plan.blocks))
+        scale = multipliers[0] if len(multipliers) == 1 else 1.0
+        with self.control.prepared(scale):
+            for block in sample_ranges(plan, step):
+                for samples in block:
+                    rows = Rows(plan, multipliers, samples, numbers.to(part.device))
+                    logits = run_rows(
+                        self.model,
+                        self.control,
+                        self.reader,
+                        batch,
+                        rows,
+                        examples.start,
+                        examples.stop,
+                    )
+                    lp = log_softmax(logits, f"batch {number}")
+                    for accumulator in sums:
+                        accumulator.add(lp)
+                for accumulator in sums:
+                    accumulator.end_block()
+        out: Results = {}
+        for accumulator in sums:
+            out.update({f"mc_{n}": tensor.cpu() for n, tensor in accumulator.results().items()})
+        return out
+
+    def _target_bytes(self) -> int:
+        """Bytes per target and multiplier: class accumulators of all open blocks, and K floats."""
+        alphas, plan = len(self.protocol.grid.alphas), self.protocol.plan
+        levels = plan.blocks.bit_length()
+        powers = (alphas + 3) * levels + 3
+        if self.protocol.grid.temper == "sample":
+            powers += 2 * (alphas + 1) * SAMPLE_NODES
+        kept = alphas * (NODES + 32)
+        return 4 * (powers * self.protocol.num_classes + 2 * plan.num_samples + kept)
+
+
+def _out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error)
+
+
+_BY_MULTIPLIER_SECOND = ("mc_curve",)
+
+
+def _concatenate(parts: list[Results], dim: int) -> Results:
+    """Joins results along targets (−1) or multipliers (0; second in the curve)."""
+    if len(parts) == 1:
+        return parts[0]
+    joined: dict[str, Tensor] = {}
+    for name in parts[0]:
+        at = 1 if dim == 0 and name in _BY_MULTIPLIER_SECOND else dim
+        joined[name] = torch.cat([part[name] for part in parts], at)
+    return joined

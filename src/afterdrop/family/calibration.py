@@ -1,0 +1,55 @@
+"""Calibration of confidences: expected calibration error with equal-width or equal-mass bins.
+
+ECE = Σ_bins (n_bin/N) · |accuracy in the bin − mean confidence in the bin|
+"""
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from afterdrop.errors import MemberError
+
+Binning = Literal["width", "mass"]
+
+
+def calibration_bins(
+    confidence: Tensor, correct: Tensor, num_bins: int = 15, binning: Binning = "width"
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Per bin: share of the targets, mean confidence and accuracy (0 in empty bins).
+
+    Args:
+        confidence: [N] probability of the predicted class.
+        correct: [N] whether the prediction was right.
+        num_bins: Number of bins.
+        binning: "width" divides (0, 1] evenly, "mass" the sorted targets.
+    """
+    if num_bins < 1:
+        raise MemberError(f"num_bins={num_bins} must be at least 1")
+    if binning == "width":
+        bins = (confidence * num_bins).ceil().long().sub_(1).clamp_(0, num_bins - 1)
+    elif binning == "mass":
+        rank = confidence.argsort(stable=True).argsort()
+        bins = (rank * num_bins).div(len(confidence), rounding_mode="floor")
+    else:
+        raise MemberError(f"binning={binning!r} must be 'width' or 'mass'")
+    counts = torch.zeros(num_bins, dtype=torch.float64)
+    sums = [torch.zeros(num_bins, dtype=torch.float64) for _ in range(2)]
+    counts.index_add_(0, bins, torch.ones_like(confidence, dtype=torch.float64))
+    for total, values in zip(sums, (confidence, correct)):
+        total.index_add_(0, bins, values.double())
+    full = counts.clamp_min(1.0)
+    return counts / len(confidence), sums[0] / full, sums[1] / full
+
+
+def calibration_error(
+    confidence: Tensor, correct: Tensor, num_bins: int = 15, binning: Binning = "width"
+) -> float:
+    """Expected calibration error.
+
+    Example:
+        >>> calibration_error(torch.tensor([0.8, 0.8]), torch.tensor([True, False]))
+        0.30000001192092896
+    """
+    share, confident, accurate = calibration_bins(confidence, correct, num_bins, binning)
+    return (share * (confident - accurate).abs()).sum().item()

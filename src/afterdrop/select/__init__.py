@@ -1,0 +1,1 @@
+"""Scores to a member, and a member to a predictor."""
