@@ -1,0 +1,47 @@
+"""afterdrop select: choose a member on validation scores."""
+
+from pathlib import Path
+from typing import Literal
+
+from tyro.conf import Positional
+
+from afterdrop.cli.run import load_scores, member_path
+from afterdrop.select.select import select as select_member
+
+
+def select(
+    run: Positional[Path],
+    /,
+    split: str = "valid",
+    num_samples: int | None = None,
+    prefer: Literal["best", "cheapest"] = "best",
+    folds: int = 5,
+    resamples: int = 200,
+    seed: int = 0,
+) -> None:
+    """Choose the best member of the family on validation scores, and say how sure that is.
+
+    Reads RUN/scores/SPLIT.safetensors, prints what was gained over deterministic evaluation and
+    the ranking, and writes RUN/member.json. Scores of a test split are refused.
+
+    Args:
+        run: The run folder.
+        split: Which scores to select on.
+        num_samples: Samples of the predictor you will use; by default those of the scores.
+        prefer: The best, or the cheapest member within one standard error of the best.
+        folds: Folds of examples for the cross-fitted gain; 0 for none.
+        resamples: Bootstrap resamples; 0 for none.
+        seed: Seed of folds and resamples.
+    """
+    choice = select_member(
+        load_scores(run, split),
+        num_samples=num_samples,
+        prefer=prefer,
+        folds=folds,
+        resamples=resamples,
+        seed=seed,
+    )
+    print(choice)
+    choice.member.save(member_path(run))
+    print(f"\nWrote {member_path(run)}. To predict with it in Python:")
+    print(f"  afterdrop.Predictor(model, afterdrop.Member.load({str(member_path(run))!r}))")

@@ -1,0 +1,38 @@
+"""afterdrop sites: what is random in a model."""
+
+from tyro.conf import Positional
+
+from afterdrop.cli.resolve import resolve_batches, resolve_model
+from afterdrop.evaluate.passes import call
+from afterdrop.masks.sites import Sites, find_sites
+
+
+def sites(
+    model: Positional[str],
+    data: Positional[str],
+    /,
+    split: str = "valid",
+    rates: tuple[str, ...] = (),
+    noise: tuple[str, ...] = (),
+    batch_dim: int = 0,
+) -> None:
+    """List every dropout site of a model, verified by dry runs on the first batch.
+
+    Says what is random, at which rate, and what stays off because it is not dropout. A model that
+    draws random numbers beyond control is refused, with the remedy.
+
+    Args:
+        model: Import path of a module or of a function that returns it, as in pkg.module:name.
+        data: Import path of batches (inputs, targets) or of a function that returns them.
+        split: Split of builtin data.
+        rates: Attributes that hold rates of masks the model draws itself.
+        noise: Modules whose random draws are not dropout.
+        batch_dim: Batch dimension of the inputs.
+    """
+    module = resolve_model(model)
+    inputs, _ = next(iter(resolve_batches(data, split)))
+
+    def dry_run(*args: object, **kwargs: object) -> Sites:
+        return find_sites(module, *args, rates=rates, noise=noise, batch_dim=batch_dim, **kwargs)
+
+    print(call(dry_run, tuple(inputs) if isinstance(inputs, list) else inputs))

@@ -1,0 +1,140 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import afterdrop as ad
+from afterdrop.cli import main
+
+SOURCE = """
+import torch
+from torch import nn
+
+def load_model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3))
+
+def no_dropout():
+    return nn.Linear(6, 3)
+
+def valid_batches():
+    g = torch.Generator().manual_seed(1)
+    return [(torch.randn(8, 6, generator=g), torch.randint(3, (8,), generator=g)) for _ in range(4)]
+
+def slow_batches():
+    import time
+    for batch in valid_batches() * 5:
+        time.sleep(0.3)
+        yield batch
+
+not_a_model = 3
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    (tmp_path / "mine.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "mine", raising=False)
+    return tmp_path
+
+
+def test_evaluate_select_predict_from_the_command_line(folder, capsys):
+    assert main(["sites", "mine:load_model", "mine:valid_batches"]) == 0
+    assert "1 sites, 1 random operations" in capsys.readouterr().out
+    arguments = ["evaluate", "mine:load_model", "mine:valid_batches", "--out", "run"]
+    assert main([*arguments, "--num-samples", "8", "--alphas", "0", "1", "--quiet"]) == 0
+    assert main(["select", "run"]) == 0
+    out = capsys.readouterr().out
+    assert "over deterministic evaluation" in out or "Nothing gained" in out
+    member = ad.Member.load(folder / "run" / "member.json")
+    scores = ad.Scores.load(folder / "run" / "scores" / "valid.safetensors")
+    assert member == ad.select(scores).member
+    assert scores.protocol.grid.alphas == (0.0, 1.0)
+
+
+def test_existing_scores_are_not_replaced_unless_asked(folder, capsys):
+    arguments = ["evaluate", "mine:load_model", "mine:valid_batches", "--out", "run"]
+    arguments += ["--num-samples", "4", "--quiet"]
+    assert main(arguments) == 0
+    before = (folder / "run/scores/valid.safetensors").read_bytes()
+    assert main([*arguments, "--seed", "1"]) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert (folder / "run/scores/valid.safetensors").read_bytes() == before
+    assert main([*arguments, "--seed", "1", "--overwrite"]) == 0
+    assert (folder / "run/scores/valid.safetensors").read_bytes() != before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["sites", "mine", "mine:valid_batches"], "import path"),
+        (["sites", "nowhere:model", "mine:valid_batches"], "nowhere"),
+        (["sites", "mine:missing", "mine:valid_batches"], "missing"),
+        (["sites", "mine:not_a_model", "mine:valid_batches"], "not a torch.nn.Module"),
+        (["sites", "mine:no_dropout", "mine:valid_batches"], "no dropout"),
+        (["select", "empty"], "afterdrop evaluate"),
+        (["evaluate", "mine:load_model", "builtin:digits", "--out", "r", "--split", "x"], "splits"),
+        (
+            ["evaluate", "mine:load_model", "mine:valid_batches", "--out", "r", "--alphas", "2"],
+            "alpha=2",
+        ),
+        (
+            ["evaluate", "mine:load_model", "mine:valid_batches", "--out=r", "--num-samples=7"],
+            "num_samples=7",
+        ),
+    ],
+)
+def test_bad_input_is_one_line_that_names_it(folder, capsys, arguments, message):
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.err.startswith("afterdrop: ")
+    assert message in captured.err
+
+
+def test_selecting_on_test_scores_is_refused(folder, capsys):
+    arguments = ["evaluate", "mine:load_model", "mine:valid_batches", "--out", "run"]
+    assert main([*arguments, "--num-samples", "4", "--split", "test", "--quiet"]) == 0
+    assert main(["select", "run", "--split", "test"]) == 2
+    assert "test split" in capsys.readouterr().err
+    assert not (folder / "run" / "member.json").exists()
+
+
+def test_a_foreign_member_file_is_refused(folder):
+    (folder / "member.json").write_text(json.dumps({"kind": "something"}))
+    with pytest.raises(ad.AfterdropError, match="not an afterdrop-member"):
+        ad.Member.load(folder / "member.json")
+
+
+def test_an_interrupted_evaluation_goes_on_and_ends_with_the_same_bytes(folder, capsys):
+    arguments = ["evaluate", "mine:load_model", "mine:slow_batches", "--num-samples", "4"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-m", "afterdrop", *arguments, "--out", "run"],
+        cwd=folder,
+        env=environment,
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    assert process.stderr is not None
+    seen = ""
+    started = time.monotonic()
+    while "2/" not in seen and "2batch" not in seen and time.monotonic() - started < 60:
+        seen += process.stderr.read(20)
+    process.send_signal(signal.SIGINT)
+    rest = process.communicate(timeout=60)[1]
+    assert process.returncode == 130, seen + rest
+    assert "run the same command" in rest
+    assert list((folder / "run/scores/valid.parts").glob("part-*"))
+    assert main([*arguments, "--out", "run", "--quiet"]) == 0
+    assert main([*arguments, "--out", "whole", "--quiet"]) == 0
+    resumed = Path("run/scores/valid.safetensors").read_bytes()
+    assert resumed == Path("whole/scores/valid.safetensors").read_bytes()
+    assert not Path("run/scores/valid.parts").exists()
