@@ -1,0 +1,187 @@
+"""One file over HTTP: goes on where it stopped, retries a bounded number of times.
+
+The bytes so far lie beside the target as `NAME.part`. A dropped, stalled or truncated transfer is
+continued with a Range request; a server that ignores Range makes it start over. The target itself
+appears only when its content has passed the check.
+"""
+
+import http.client
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, NoReturn, TypeVar
+from urllib.parse import urlsplit
+
+from tqdm import tqdm
+
+from afterdrop.errors import FileError
+
+Result = TypeVar("Result")
+_CHUNK = 1 << 16
+# Some hosts of public data refuse urllib's own name.
+_AGENT = "Mozilla/5.0 (compatible; afterdrop)"
+_LONGEST_WAIT = 30.0
+# What may be better in a moment: time-out, too many requests, or the server's own trouble.
+_PASSING = {408, 425, 429, 500, 502, 503, 504}
+
+
+@dataclass(frozen=True)
+class Patience:
+    """How long to try.
+
+    Attributes:
+        timeout: Seconds without a byte after which a connection counts as stalled.
+        retries: Attempts after the first, over all addresses.
+        backoff: Seconds before the first retry; doubles with each, at most 30.
+    """
+
+    timeout: float = 30.0
+    retries: int = 5
+    backoff: float = 1.0
+
+    def wait(self, attempt: int) -> None:
+        """Sleeps before the retry after `attempt` (from 0)."""
+        time.sleep(min(self.backoff * 2**attempt, _LONGEST_WAIT))
+
+
+class _Unfinished(Exception):
+    """A transfer that ended early; the next attempt may finish it."""
+
+
+class _Refused(Exception):
+    """An address that will not give the file, however often it is asked."""
+
+
+def download(
+    urls: Sequence[str],
+    part: Path,
+    accept: Callable[[bytes], Result],
+    patience: Patience,
+    progress: bool,
+) -> Result:
+    """What `accept` makes of the content behind the first of `urls` that gives it whole.
+
+    Args:
+        urls: Addresses of the same file, in order of preference.
+        part: Where the bytes so far are kept; the caller removes it when it has stored the result.
+        accept: Raises `FileError` if a complete content is wrong.
+        patience: Time-outs and retries.
+        progress: Whether to show a bar.
+
+    Returns:
+        The result of `accept`.
+
+    Raises:
+        FileError: If no address gave it within the retries, with the last reason of each; or if
+            the disk cannot be written.
+    """
+    remaining = list(urls)
+    reasons: dict[str, str] = {}
+    for attempt in range(patience.retries + 1):
+        url = remaining[attempt % len(remaining)]
+        try:
+            _transfer(url, part, patience.timeout, progress)
+        except _Refused as error:
+            reasons[url] = str(error)
+            remaining.remove(url)
+            if not remaining:
+                break
+            continue
+        except _Unfinished as error:
+            reasons[url] = str(error)
+        else:
+            try:
+                return accept(part.read_bytes())
+            except FileError as error:
+                reasons[url] = str(error)
+                part.unlink()  # complete but wrong: nothing of it can be used
+        if attempt < patience.retries:
+            patience.wait(attempt)
+    tried = "; ".join(f"{url}: {reason}" for url, reason in reasons.items())
+    kept = f". {part} is kept, and the next call goes on from there" if part.exists() else ""
+    raise FileError(
+        f"could not download {part.name.removesuffix('.part')} ({tried}); try again later, or "
+        f"pass mirror=URL of a folder with another copy{kept}"
+    )
+
+
+def _transfer(url: str, part: Path, timeout: float, progress: bool) -> None:
+    """Appends what is missing to `part`, or raises `_Unfinished` or `_Refused`."""
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise _Refused("is not an http or https address")
+    have = part.stat().st_size if part.exists() else 0
+    headers = {"User-Agent": _AGENT} | ({"Range": f"bytes={have}-"} if have else {})
+    request = urllib.request.Request(url, headers=headers)
+    try:
+        with urllib.request.urlopen(request, timeout=timeout) as response:
+            if response.status != http.client.PARTIAL_CONTENT:
+                have = 0  # the server sends all of it, whatever was asked
+            elif _first_byte(response) != have:
+                raise _Unfinished("answered with another range than asked")
+            total = None if response.length is None else have + response.length
+            _append(response, part, have, total, progress)
+    except urllib.error.HTTPError as error:
+        if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE and have:
+            _settle_range(error, part, have)
+        elif error.code in _PASSING:
+            raise _Unfinished(f"HTTP {error.code} {error.reason}") from error
+        else:
+            raise _Refused(f"HTTP {error.code} {error.reason}") from error
+    except TimeoutError as error:
+        raise _Unfinished(f"no byte for {timeout:g} s") from error
+    except (http.client.HTTPException, ConnectionError, urllib.error.URLError) as error:
+        raise _Unfinished(str(error) or type(error).__name__) from error
+
+
+def _append(
+    response: http.client.HTTPResponse, part: Path, have: int, total: int | None, progress: bool
+) -> None:
+    with _open_part(part, have) as file, _bar(part, have, total, progress) as bar:
+        # read1 hands over what has arrived, so that a stall loses nothing.
+        while chunk := response.read1(_CHUNK):
+            try:
+                file.write(chunk)
+                file.flush()
+            except OSError as error:
+                raise FileError(f"cannot write {part}: {error}; make room there") from error
+            have += len(chunk)
+            bar.update(len(chunk))
+    if total is not None and have < total:
+        raise _Unfinished(f"ended after {have:,} of {total:,} bytes")
+
+
+def _bar(part: Path, have: int, total: int | None, progress: bool) -> "tqdm[NoReturn]":
+    return tqdm(
+        desc=part.name.removesuffix(".part"),
+        initial=have,
+        total=total,
+        unit="B",
+        unit_scale=True,
+        unit_divisor=1024,
+        disable=not progress,
+    )
+
+
+def _open_part(part: Path, have: int) -> BinaryIO:
+    try:
+        part.parent.mkdir(parents=True, exist_ok=True)
+        return part.open("ab" if have else "wb")
+    except OSError as error:
+        raise FileError(f"cannot write {part}: {error}") from error
+
+
+def _first_byte(response: http.client.HTTPResponse) -> int | None:
+    """The start in `Content-Range: bytes START-END/TOTAL`."""
+    start = response.headers.get("Content-Range", "").removeprefix("bytes ").partition("-")[0]
+    return int(start) if start.isdigit() else None
+
+
+def _settle_range(error: urllib.error.HTTPError, part: Path, have: int) -> None:
+    """Nothing lies beyond `have`: either the part is the whole file, or it is no part of it."""
+    total = error.headers.get("Content-Range", "").rpartition("/")[2]
+    if total != str(have):
+        part.unlink()
+        raise _Unfinished("the part kept from before does not fit; starting over") from error

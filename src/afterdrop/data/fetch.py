@@ -1,0 +1,161 @@
+"""Downloads published sets on request. Nothing else in afterdrop opens a connection."""
+
+import io
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from afterdrop.data.download import Patience, download
+from afterdrop.data.images import MNIST_FILES
+from afterdrop.data.named import ENWIK8, WIKITEXT_2
+from afterdrop.data.source import Expected, data_folder, decompress, find_file, read_content
+from afterdrop.errors import DataError, FileError
+from afterdrop.files import write_atomic
+
+
+@dataclass(frozen=True)
+class Download:
+    """One file at public addresses.
+
+    Attributes:
+        file: Its name, there and at a mirror.
+        bases: Addresses of the folders that hold it, in order of preference.
+        contents: The files it gives and what each holds uncompressed. A zip archive gives its
+            members of these names; any other file is stored as it is, gz or plain.
+    """
+
+    file: str
+    bases: tuple[str, ...]
+    contents: tuple[tuple[str, Expected], ...]
+
+    def urls(self, mirror: str | None) -> list[str]:
+        """Where to try."""
+        bases = (mirror,) if mirror else self.bases
+        return [f"{base.rstrip('/')}/{self.file}" for base in bases]
+
+    def unpack(self, raw: bytes) -> dict[str, bytes]:
+        """The files to store, each checked.
+
+        Raises:
+            FileError: If the download is damaged or not what was published.
+        """
+        if not self.file.endswith(".zip"):
+            ((_, expected),) = self.contents
+            expected.check(decompress(raw, self.file), self.file)
+            return {self.file: raw}
+        files = {name: _member(raw, name, expected) for name, expected in self.contents}
+        for name, expected in self.contents:
+            expected.check(files[name], f"{name} in {self.file}")
+        return files
+
+
+_MNIST_BASES = (
+    "https://ossci-datasets.s3.amazonaws.com/mnist",
+    "https://storage.googleapis.com/cvdf-datasets/mnist",
+)
+DOWNLOADS: dict[str, tuple[Download, ...]] = {
+    "mnist": tuple(
+        Download(f"{name}.gz", _MNIST_BASES, ((name, expected),))
+        for name, expected in MNIST_FILES.items()
+    ),
+    "wikitext-2": (
+        Download("wikitext-2-v1.zip", ("https://wikitext.smerity.com",), WIKITEXT_2.files),
+    ),
+    "enwik8": (
+        Download(
+            "enwik8.zip",
+            ("https://mattmahoney.net/dc", "https://data.deepai.org"),
+            ENWIK8.files,
+        ),
+    ),
+}
+_PTB_REMEDY = (
+    "the Penn Treebank is licensed by the Linguistic Data Consortium (catalogue number LDC99T42, "
+    "https://catalog.ldc.upenn.edu/LDC99T42), so afterdrop has no address for it. The files "
+    "needed are Mikolov's preprocessing of it, in his RNNLM toolkit's simple-examples.tgz"
+)
+NOT_FETCHED = {
+    "ptb": f"{_PTB_REMEDY}: put ptb.train.txt, ptb.valid.txt, ptb.test.txt into DIR/ptb",
+    "ptb-char": f"{_PTB_REMEDY}: put ptb.char.train.txt, ptb.char.valid.txt, ptb.char.test.txt "
+    "into DIR/ptb",
+}
+
+
+def fetch(
+    name: str,
+    data: str | Path | None = None,
+    *,
+    mirror: str | None = None,
+    patience: Patience | None = None,
+    progress: bool = True,
+) -> list[Path]:
+    """Downloads a published set into the data folder; what is there and right is kept.
+
+    Args:
+        name: `mnist`, `wikitext-2` or `enwik8`.
+        data: The data folder; None is the environment variable AFTERDROP_DATA.
+        mirror: Address of another folder that holds the same files.
+        patience: Time-outs and retries; None is 30 s without a byte and 5 retries.
+        progress: Whether to show a bar.
+
+    Returns:
+        The files of the set.
+
+    Raises:
+        DataError: If the set cannot be fetched; says where to get it.
+        FileError: If the download failed, or a file that is already there is damaged.
+
+    Example:
+        >>> fetch("builtin:digits", "DIR")
+        Traceback (most recent call last):
+        afterdrop.errors.DataError: name='builtin:digits' is none of the sets to fetch: mnist, \
+wikitext-2, enwik8
+    """
+    if name in NOT_FETCHED:
+        raise DataError(f"{name} cannot be fetched: {NOT_FETCHED[name]}")
+    if name not in DOWNLOADS:
+        raise DataError(f"name={name!r} is none of the sets to fetch: {', '.join(DOWNLOADS)}")
+    folder = data_folder(data)
+    return [
+        path
+        for item in DOWNLOADS[name]
+        for path in _fetch_one(item, name, folder, mirror, patience or Patience(), progress)
+    ]
+
+
+def _fetch_one(
+    item: Download, name: str, data: Path, mirror: str | None, patience: Patience, progress: bool
+) -> list[Path]:
+    target = data / name
+    present = {file: find_file(file, [target, data]) for file, _ in item.contents}
+    for file, expected in item.contents:
+        path = present[file]
+        if path is not None:
+            try:
+                read_content(path, expected)
+            except FileError as error:
+                raise FileError(f"{error}: remove it and fetch {name} once more") from error
+    found = [path for path in present.values() if path is not None]
+    if len(found) == len(item.contents):
+        return found
+    part = target / f"{item.file}.part"
+    files = download(item.urls(mirror), part, item.unpack, patience, progress)
+    for file, content in files.items():
+        write_atomic(target / file, content)
+    part.unlink()
+    return [target / file for file in files]
+
+
+def _member(raw: bytes, name: str, expected: Expected) -> bytes:
+    """A member of a zip archive, whatever folder it is in; one byte more than expected at most."""
+    try:
+        with zipfile.ZipFile(io.BytesIO(raw)) as archive:
+            paths = [path for path in archive.namelist() if path.rpartition("/")[2] == name]
+            if not paths:
+                raise FileError(f"the archive has no {name}; is it another version?")
+            with archive.open(paths[0]) as member:
+                return member.read(expected.size + 1)
+    except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, ValueError) as error:
+        if isinstance(error, FileError):
+            raise
+        raise FileError(f"the archive with {name} is damaged ({error}); get it again") from error

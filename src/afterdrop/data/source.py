@@ -1,0 +1,162 @@
+"""Where data files lie, and the one way to read them: plain, gz or xz, checked by checksum."""
+
+import gzip
+import hashlib
+import lzma
+import os
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from afterdrop.errors import FileError
+
+ENVIRONMENT_VARIABLE = "AFTERDROP_DATA"
+_DECOMPRESS: dict[str, Callable[[bytes], bytes]] = {
+    "": bytes,
+    ".gz": gzip.decompress,
+    ".xz": lzma.decompress,
+}
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the uncompressed content of a published file must be.
+
+    Attributes:
+        size: Number of bytes.
+        digest: `"sha256:HEX"`, or `"md5:HEX"` where only an MD5 was published.
+
+    Example:
+        >>> import hashlib
+        >>> expected = Expected(5, "sha256:" + hashlib.sha256(b"a b c").hexdigest())
+        >>> expected.check(b"a b c", "text")
+        >>> expected.check(b"a b", "text")
+        Traceback (most recent call last):
+        afterdrop.errors.FileError: text has 3 bytes uncompressed, expected 5: it is incomplete or \
+another version; get it again
+    """
+
+    size: int
+    digest: str
+
+    def check(self, content: bytes, source: str) -> None:
+        """Raises `FileError`, naming `source`, unless size and checksum of `content` agree."""
+        if len(content) != self.size:
+            raise FileError(
+                f"{source} has {len(content):,} bytes uncompressed, expected {self.size:,}: "
+                "it is incomplete or another version; get it again"
+            )
+        algorithm, _, wanted = self.digest.partition(":")
+        found = hashlib.new(algorithm, content, usedforsecurity=False).hexdigest()
+        if found != wanted:
+            raise FileError(
+                f"{source} has {algorithm} {found}, expected {wanted}: "
+                "it is corrupt or another version; get it again"
+            )
+
+
+def data_folder(data: str | Path | None = None) -> Path:
+    """The folder that holds the data: the argument, or else `AFTERDROP_DATA`.
+
+    Args:
+        data: A folder, or None for the environment variable.
+
+    Returns:
+        The folder; whether it exists is for the caller to see.
+
+    Raises:
+        FileError: If neither names a folder.
+
+    Example:
+        >>> data_folder("somewhere").name
+        'somewhere'
+    """
+    chosen = data if data is not None else os.environ.get(ENVIRONMENT_VARIABLE)
+    if not chosen:
+        raise FileError(
+            f"no data folder: pass data=DIR (--data DIR) or set {ENVIRONMENT_VARIABLE}=DIR"
+        )
+    return Path(chosen).expanduser()
+
+
+def find_file(name: str, folders: Sequence[Path]) -> Path | None:
+    """The first of `name`, `name.gz` and `name.xz` that is a file in one of `folders`.
+
+    Example:
+        >>> find_file("train.txt", [Path("no-such-folder")]) is None
+        True
+    """
+    for folder in folders:
+        for suffix in _DECOMPRESS:
+            path = folder / (name + suffix)
+            if path.is_file():
+                return path
+    return None
+
+
+def require_file(name: str, folders: Sequence[Path], remedy: str) -> Path:
+    """`find_file`, or a `FileError` that says where it looked and the `remedy`.
+
+    Example:
+        >>> require_file("train.txt", [Path("nowhere")], "make one")
+        Traceback (most recent call last):
+        afterdrop.errors.FileError: no train.txt (or .gz, .xz) in nowhere: make one
+    """
+    path = find_file(name, folders)
+    if path is None:
+        places = " or ".join(str(folder) for folder in folders)
+        raise FileError(f"no {name} (or .gz, .xz) in {places}: {remedy}")
+    return path
+
+
+def decompress(raw: bytes, path: str | Path) -> bytes:
+    """The content of a file whose name tells how it is compressed: `.gz`, `.xz` or not at all.
+
+    Raises:
+        FileError: If it is truncated or not of that kind.
+
+    Example:
+        >>> decompress(gzip.compress(b"a b c"), "train.txt.gz")
+        b'a b c'
+    """
+    suffix = Path(path).suffix if Path(path).suffix in _DECOMPRESS else ""
+    try:
+        return _DECOMPRESS[suffix](raw)
+    except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
+        raise FileError(
+            f"{path} is truncated, damaged or not {suffix[1:]} ({error}); get it again"
+        ) from error
+
+
+def read_content(path: Path, expected: Expected | None = None) -> bytes:
+    """The uncompressed content of a file, checked.
+
+    Args:
+        path: A file; `.gz` and `.xz` are decompressed, anything else is read as it is.
+        expected: Size and checksum that the content must have; None checks neither.
+
+    Returns:
+        The content, never empty.
+
+    Raises:
+        FileError: If the file cannot be read, is truncated, empty, or not what was expected.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     path = Path(folder, "train.txt.gz")
+        ...     _ = path.write_bytes(gzip.compress(b"a b c"))
+        ...     read_content(path)
+        b'a b c'
+    """
+    try:
+        raw = path.read_bytes()
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error}") from error
+    content = decompress(raw, path)
+    if expected is not None:
+        expected.check(content, str(path))
+    if not content:
+        raise FileError(f"{path} is empty; put the text there, or get the file again")
+    return content

@@ -1,0 +1,83 @@
+import gzip
+import hashlib
+import lzma
+from pathlib import Path
+
+import pytest
+
+from afterdrop.data.source import Expected, data_folder, find_file, read_content, require_file
+from afterdrop.errors import FileError
+
+CONTENT = b"some words of text\n" * 50
+EXPECTED = Expected(len(CONTENT), f"sha256:{hashlib.sha256(CONTENT).hexdigest()}")
+
+
+@pytest.mark.parametrize(
+    "name, raw",
+    [
+        ("a.txt", CONTENT),
+        ("a.txt.gz", gzip.compress(CONTENT)),
+        ("a.txt.xz", lzma.compress(CONTENT)),
+    ],
+)
+def test_plain_gz_and_xz_give_the_same_checked_content(tmp_path: Path, name: str, raw: bytes):
+    (tmp_path / name).write_bytes(raw)
+    path = require_file("a.txt", [tmp_path / "not here", tmp_path], "")
+    assert path.name == name
+    assert read_content(path, EXPECTED) == CONTENT
+
+
+def test_md5_is_checked_where_only_that_was_published(tmp_path: Path):
+    path = tmp_path / "a"
+    path.write_bytes(CONTENT)
+    digest = hashlib.md5(CONTENT).hexdigest()
+    assert read_content(path, Expected(len(CONTENT), f"md5:{digest}")) == CONTENT
+    with pytest.raises(FileError, match=r"a has md5 .* expected 0000: .*get it again"):
+        read_content(path, Expected(len(CONTENT), "md5:0000"))
+
+
+@pytest.mark.parametrize("pack, suffix", [(gzip.compress, ".gz"), (lzma.compress, ".xz")])
+@pytest.mark.parametrize("keep", [0.0, 0.3, 0.95])
+def test_truncated_archives_are_refused(tmp_path: Path, pack, suffix: str, keep: float):
+    raw = pack(CONTENT)
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(raw[: int(len(raw) * keep)])
+    with pytest.raises(FileError, match=r"a\.txt\.(gz|xz) (is truncated|is empty|has 0 bytes)"):
+        read_content(path)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz"])
+def test_a_plain_file_under_an_archive_name_is_refused(tmp_path: Path, suffix: str):
+    path = tmp_path / f"a.txt{suffix}"
+    path.write_bytes(CONTENT)
+    with pytest.raises(FileError, match="damaged or not"):
+        read_content(path)
+
+
+def test_wrong_checksum_wrong_size_empty_and_missing(tmp_path: Path):
+    path = tmp_path / "a.txt"
+    path.write_bytes(CONTENT[:-1] + b"!")
+    with pytest.raises(FileError, match=r"a\.txt has sha256 .*, expected .* get it again"):
+        read_content(path, EXPECTED)
+    path.write_bytes(CONTENT[:-1])
+    with pytest.raises(FileError, match=r"has 949 bytes uncompressed, expected 950"):
+        read_content(path, EXPECTED)
+    path.write_bytes(b"")
+    with pytest.raises(FileError, match=r"a\.txt is empty"):
+        read_content(path)
+    with pytest.raises(FileError, match="cannot read"):
+        read_content(tmp_path / "b.txt")
+
+
+def test_a_folder_of_the_name_of_a_file_is_no_file(tmp_path: Path):
+    (tmp_path / "enwik8").mkdir()
+    assert find_file("enwik8", [tmp_path]) is None
+
+
+def test_the_argument_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("AFTERDROP_DATA", "from-environment")
+    assert data_folder() == Path("from-environment")
+    assert data_folder("argument") == Path("argument")
+    monkeypatch.delenv("AFTERDROP_DATA")
+    with pytest.raises(FileError, match=r"--data DIR.*AFTERDROP_DATA"):
+        data_folder()
