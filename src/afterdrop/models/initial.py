@@ -1,0 +1,58 @@
+"""How the weights start (lamb's rules; all normals are truncated at two standard deviations).
+
+    gate weights   σ = √(1.3 / fan-in), each input's block by its own width: realised sd ≈ 1/√fan-in
+    gate biases    σ = √(1.3 / H), random; the forget gate's around `forget_bias`
+    embeddings     realised sd exactly √(1 / E), untied softmax too; softmax bias 0
+    projection     semi-orthogonal
+
+Two different corrections of the truncation, 1.3 inside the root and an exact division, are meant.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+# Standard deviation of a unit normal truncated to [-2, 2].
+TRUNCATED_SD = math.sqrt(1 - 4 * math.exp(-2) / math.sqrt(2 * math.pi) / math.erf(math.sqrt(2)))
+
+
+def truncated_normal_(
+    tensor: Tensor, sigma: float, mean: float = 0.0, generator: torch.Generator | None = None
+) -> Tensor:
+    """Fills with a normal of spread sigma, cut off two sigmas from its mean.
+
+    Example:
+        >>> bool((truncated_normal_(torch.empty(1000), 0.1).abs() <= 0.2).all())
+        True
+    """
+    return torch.nn.init.trunc_normal_(
+        tensor, mean, sigma, mean - 2 * sigma, mean + 2 * sigma, generator=generator
+    )
+
+
+def gate_normal_(
+    tensor: Tensor, fan_in: int, mean: float = 0.0, generator: torch.Generator | None = None
+) -> Tensor:
+    """Fills a gate's weights or bias: σ = √(1.3 / fan_in).
+
+    Example:
+        >>> weight = gate_normal_(torch.empty(400, 100), fan_in=100)
+        >>> bool(abs(weight.std() * 10 - 1) < 0.02)
+        True
+    """
+    return truncated_normal_(tensor, math.sqrt(1.3 / fan_in), mean, generator)
+
+
+def embedding_normal_(tensor: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """Fills a table [V, E] to a realised standard deviation of √(1 / E).
+
+    Example:
+        >>> table = embedding_normal_(torch.empty(1000, 100))
+        >>> bool(abs(table.std() * 10 - 1) < 0.02)
+        True
+    """
+    sigma = math.sqrt(1 / tensor.shape[1]) / TRUNCATED_SD
+    return truncated_normal_(tensor, sigma, generator=generator)

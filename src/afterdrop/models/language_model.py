@@ -1,0 +1,170 @@
+"""The paper's language model: embedding, LSTM stack, output dropout, projection, softmax.
+
+    y = D_out(stack(D_emb(table)[tokens]))         logits = y tableᵀ + b
+    with E ≠ H:  y = D_proj(D_out(stack(·)) P)     P of H×E without bias or nonlinearity
+
+The temperature is not here: it divides log-probabilities afterwards, in the family.
+
+Letters: B rows, time steps, V token types, E embedding units, H hidden units.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from afterdrop.models.checks import ModelError
+from afterdrop.models.config import LanguageModelConfig
+from afterdrop.models.initial import embedding_normal_
+from afterdrop.models.mask import Drop, MaskConfig, Site
+from afterdrop.models.stack import LSTMStack, StackState
+
+
+class RowMask(Site):
+    """Draws the mask [V, 1] of the rows of an embedding table, one a window.
+
+    Example:
+        >>> RowMask(MaskConfig(0.5, "sequence"))(torch.ones(7, 3)).shape
+        torch.Size([7, 1])
+    """
+
+    def forward(self, table_VE: Tensor) -> Tensor | None:
+        """The mask, or None if nothing is dropped."""
+        return self.draw((len(table_VE), 1), table_VE)
+
+
+class LanguageModel(nn.Module):
+    """A recurrent language model, tokens [B, time] to logits [B, time, V].
+
+    Args:
+        config: The sizes, rates and sharings.
+        generator: Source of the initial weights; torch's global one if None.
+
+    Example:
+        >>> model = LanguageModel(LanguageModelConfig(vocabulary=9, hidden_sizes=(4, 4)))
+        >>> tokens = torch.tensor([[1, 2, 3], [4, 5, 6]])
+        >>> logits, state = model(tokens)
+        >>> logits.shape
+        torch.Size([2, 3, 9])
+        >>> logits, state = model(tokens, state)  # the next window carries the state
+    """
+
+    def __init__(
+        self, config: LanguageModelConfig, generator: torch.Generator | None = None
+    ) -> None:
+        super().__init__()
+        self.config = config
+        whole = config.resolved()
+        size, top = whole.embedding_size or whole.hidden_sizes[-1], whole.hidden_sizes[-1]
+        self.embedding = nn.Parameter(torch.empty(config.vocabulary, size))
+        self.embedding_dropout = RowMask(MaskConfig(config.embedding_dropout, "sequence"))
+        self.stack = LSTMStack(
+            size,
+            config.hidden_sizes,
+            input_gate=config.input_gate,
+            stacking=config.stacking,
+            layer_norm=config.layer_norm,
+            forget_bias=config.forget_bias,
+            input_dropout=config.mask("input"),
+            inter_layer_dropout=config.mask("inter_layer"),
+            state_dropout=config.mask("state"),
+            update_dropout=config.mask("update"),
+            generator=generator,
+        )
+        self.output_dropout = Drop(config.mask("output"))
+        self.projection = nn.Parameter(torch.empty(size, top)) if size != top else None
+        self.projection_dropout = Drop(config.mask("projection")) if size != top else None
+        self.softmax = None if config.tied else nn.Parameter(torch.empty_like(self.embedding))
+        self.softmax_bias = nn.Parameter(torch.zeros(config.vocabulary))
+        self._reset_own_parameters(generator)
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draws fresh initial weights (see `initial`)."""
+        for layer in self.stack.layers:
+            layer.reset_parameters(generator)  # type: ignore[operator]
+        self._reset_own_parameters(generator)
+
+    @torch.no_grad()
+    def _reset_own_parameters(self, generator: torch.Generator | None) -> None:
+        embedding_normal_(self.embedding, generator)
+        if self.softmax is not None:
+            embedding_normal_(self.softmax, generator)
+        if self.projection is not None:
+            nn.init.orthogonal_(self.projection, generator=generator)
+        self.softmax_bias.zero_()
+
+    def initial_state(self, batch: int) -> StackState:
+        """Zeros: (h, c) of each layer, each [B, H].
+
+        Example:
+            >>> model = LanguageModel(LanguageModelConfig(vocabulary=9, hidden_sizes=(4,)))
+            >>> model.initial_state(2)[0][0].shape
+            torch.Size([2, 4])
+        """
+        return self.stack.initial_state(batch)
+
+    def forward(self, tokens: Tensor, state: StackState | None = None) -> tuple[Tensor, StackState]:
+        """Logits [B, time, V] of each next token, and the state after the window."""
+        features, state, rows = self._features(tokens, state)
+        return self._output(features, rows), state
+
+    def features(
+        self, tokens: Tensor, state: StackState | None = None
+    ) -> tuple[Tensor, StackState]:
+        """What enters the softmax [B, time, E], after output dropout and projection, and the state.
+
+        Example:
+            >>> model = LanguageModel(LanguageModelConfig(vocabulary=9, hidden_sizes=(4,)))
+            >>> features, state = model.features(torch.tensor([[1, 2, 3]]))
+            >>> model.output(features).shape
+            torch.Size([1, 3, 9])
+        """
+        features, state, rows = self._features(tokens, state)
+        if rows is not None:
+            raise ModelError(
+                "embedding_rows is 'input_and_softmax' and embedding_dropout is "
+                f"{self.config.embedding_dropout}; the softmax is then as random as the features, "
+                "which alone do not give the logits. Call the model itself, or set "
+                "embedding_rows='input'."
+            )
+        return features, state
+
+    def output(self, features: Tensor) -> Tensor:
+        """Logits [..., V] of features [..., E]: linear, so that of a mean is the mean of them.
+
+        Example:
+            >>> model = LanguageModel(LanguageModelConfig(vocabulary=9, hidden_sizes=(4,)))
+            >>> model.output(torch.zeros(2, 4)).shape
+            torch.Size([2, 9])
+        """
+        return self._output(features, None)
+
+    def _output(self, features: Tensor, rows_V1: Tensor | None) -> Tensor:
+        table_VE: Tensor = self.embedding if self.softmax is None else self.softmax
+        if rows_V1 is not None:
+            table_VE = table_VE * rows_V1
+        return F.linear(features, table_VE, self.softmax_bias)
+
+    def _features(
+        self, tokens: Tensor, state: StackState | None
+    ) -> tuple[Tensor, StackState, Tensor | None]:
+        """Features, state, and the row mask if the softmax shares it."""
+        if tokens.dim() != 2 or 0 in tokens.shape or tokens.dtype != torch.int64:
+            raise ModelError(
+                f"tokens is {tokens.dtype} of shape {tuple(tokens.shape)}; a model reads int64 "
+                "[B, time] with at least one row and one step. Reshape, or convert with .long()."
+            )
+        tokens_TB = tokens.t()
+        x_TBE = F.embedding(tokens_TB, self.embedding)
+        rows_V1 = self.embedding_dropout(self.embedding)
+        if rows_V1 is not None:
+            # The same as dropping rows of the table, without a second table.
+            x_TBE = x_TBE * F.embedding(tokens_TB, rows_V1)
+        y_TBH, state = self.stack(x_TBE, state)
+        y_TBH = self.output_dropout(y_TBH)
+        if self.projection is not None and self.projection_dropout is not None:
+            y_TBH = self.projection_dropout(F.linear(y_TBH, self.projection))
+        on_softmax = self.config.embedding_rows == "input_and_softmax"
+        return y_TBH.transpose(0, 1), state, rows_V1 if on_softmax else None

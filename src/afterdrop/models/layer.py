@@ -1,0 +1,120 @@
+"""One LSTM layer with its parameters and the two dropout sites inside its recurrence.
+
+Letters: time steps, B rows, E inputs, H hidden units, G gates, GH = G · H rows j, o, f, i.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from afterdrop.models.cell import INPUT_GATES, InputGate, gate_count, normalise
+from afterdrop.models.checks import check_choice, check_flag, check_number, check_size
+from afterdrop.models.initial import gate_normal_
+from afterdrop.models.mask import Mask, MaskConfig
+from afterdrop.models.recurrence import lstm_recurrence
+from afterdrop.models.unrolled import unrolled_recurrence
+
+State = tuple[Tensor, Tensor]
+
+
+class LSTMLayer(nn.Module):
+    """An LSTM layer: x [time, B, E] and the state (h, c) to every h [time, B, H] and the new state.
+
+    With layer norm, x W_xᵀ and h W_hᵀ are normalised separately, each over all gates jointly and
+    with a gain per element, then the bias is added; c is normalised with gain and shift on its way
+    to h. Under autocast the layer computes in its own type.
+
+    Args:
+        input_size: E.
+        hidden_size: H.
+        input_gate: `"capped"` (default), `"tied"` or `"plain"`.
+        layer_norm: Whether to normalise.
+        forget_bias: Mean of the forget gate's initial bias.
+        state_dropout: Site on the h that enters the gates; the carried h is never dropped.
+        update_dropout: Site on the candidate j.
+        generator: Source of the initial weights; torch's global one if None.
+
+    Example:
+        >>> layer = LSTMLayer(4, 3, state_dropout=MaskConfig(0.5, "sequence"))
+        >>> zero = torch.zeros(2, 3)
+        >>> y, (h, c) = layer(torch.ones(5, 2, 4), (zero, zero))
+        >>> y.shape, bool((y[-1] == h).all())
+        (torch.Size([5, 2, 3]), True)
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        hidden_size: int,
+        *,
+        input_gate: InputGate = "capped",
+        layer_norm: bool = False,
+        forget_bias: float = 1.0,
+        state_dropout: MaskConfig = MaskConfig(sharing="sequence"),  # noqa: B008 (frozen)
+        update_dropout: MaskConfig = MaskConfig(sharing="sequence"),  # noqa: B008 (frozen)
+        generator: torch.Generator | None = None,
+    ) -> None:
+        super().__init__()
+        check_size("input_size", input_size)
+        check_size("hidden_size", hidden_size)
+        check_choice("input_gate", input_gate, INPUT_GATES)
+        check_flag("layer_norm", layer_norm)
+        check_number("forget_bias", forget_bias)
+        self.input_size, self.hidden_size = input_size, hidden_size
+        self.input_gate, self.forget_bias = input_gate, forget_bias
+        rows = gate_count(input_gate) * hidden_size
+        self.weight_x = nn.Parameter(torch.empty(rows, input_size))
+        self.weight_h = nn.Parameter(torch.empty(rows, hidden_size))
+        self.bias = nn.Parameter(torch.empty(rows))
+        self.layer_norm = layer_norm
+        if layer_norm:
+            self.gain_x = nn.Parameter(torch.empty(rows))
+            self.gain_h = nn.Parameter(torch.empty(rows))
+            self.gain_c = nn.Parameter(torch.empty(hidden_size))
+            self.shift_c = nn.Parameter(torch.empty(hidden_size))
+        self.state_dropout = Mask(state_dropout)
+        self.update_dropout = Mask(update_dropout)
+        self.reset_parameters(generator)
+
+    @torch.no_grad()
+    def reset_parameters(self, generator: torch.Generator | None = None) -> None:
+        """Draws fresh initial weights (see `initial`)."""
+        hidden = self.hidden_size
+        gate_normal_(self.weight_x, self.input_size, generator=generator)
+        gate_normal_(self.weight_h, hidden, generator=generator)
+        gate_normal_(self.bias, hidden, generator=generator)
+        self.bias[2 * hidden : 3 * hidden] += self.forget_bias
+        if self.layer_norm:
+            for gain in (self.gain_x, self.gain_h, self.gain_c):
+                gain.fill_(1)
+            self.shift_c.zero_()
+
+    def forward(self, x_TBE: Tensor, state: State) -> tuple[Tensor, State]:
+        """Every h of the window and the state after it."""
+        masks = (
+            self.state_dropout(len(x_TBE), state[0]),
+            self.update_dropout(len(x_TBE), state[0]),
+        )
+        with torch.autocast(x_TBE.device.type, enabled=False):
+            x_TBE = x_TBE.to(self.weight_x.dtype)
+            run = self._normalised if self.layer_norm else self._fused
+            y_TBH, c_BH = run(x_TBE, state, masks)
+        return y_TBH, (y_TBH[-1], c_BH)
+
+    def _fused(
+        self, x_TBE: Tensor, state: State, masks: tuple[Tensor | None, Tensor | None]
+    ) -> tuple[Tensor, Tensor]:
+        weights = self.weight_x, self.weight_h, self.bias
+        return lstm_recurrence(x_TBE, state, weights, self.input_gate, masks)
+
+    def _normalised(
+        self, x_TBE: Tensor, state: State, masks: tuple[Tensor | None, Tensor | None]
+    ) -> tuple[Tensor, Tensor]:
+        gates_TBGH = normalise(x_TBE @ self.weight_x.t(), self.gain_x) + self.bias
+
+        def recurrent(h_BH: Tensor) -> Tensor:
+            return normalise(h_BH @ self.weight_h.t(), self.gain_h)
+
+        cell_norm = self.gain_c, self.shift_c
+        return unrolled_recurrence(gates_TBGH, state, recurrent, self.input_gate, masks, cell_norm)

@@ -1,0 +1,66 @@
+"""An LSTM layer over a window as a loop of `lstm_step`: the reference, and the form for layer norm.
+
+Letters: time steps, B rows, H hidden units, G gates, GH = G · H columns in the order j, o, f, i.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from afterdrop.models.cell import InputGate, lstm_step
+
+
+def per_step(mask: Tensor | None, time: int) -> list[Tensor | None]:
+    """The mask of each step, from one for the window [B, H], one a step [time, B, H], or none.
+
+    Example:
+        >>> len(per_step(None, 3)), len(per_step(torch.ones(3, 2, 4), 3))
+        (3, 3)
+    """
+    if mask is None or mask.dim() == 2:
+        return [mask] * time
+    return list(mask.unbind(0))
+
+
+def unrolled_recurrence(
+    gates_TBGH: Tensor,
+    state: tuple[Tensor, Tensor],
+    recurrent: Callable[[Tensor], Tensor],
+    input_gate: InputGate,
+    masks: tuple[Tensor | None, Tensor | None] = (None, None),
+    cell_norm: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The layer as a loop of `lstm_step`: the reference, and the form with layer norm.
+
+    Args:
+        gates_TBGH: The input's part of the gates, bias included.
+        state: The carried (h, c).
+        recurrent: Gives the gates' part of the dropped h.
+        input_gate: Kind of input gate.
+        masks: Of the state and of the update, each [B, H], [time, B, H] or None.
+        cell_norm: Gain and shift of c's layer norm.
+
+    Returns:
+        Every h [time, B, H] and the last c [B, H].
+
+    Example:
+        >>> zero = torch.zeros(2, 3)
+        >>> h, c = unrolled_recurrence(torch.zeros(5, 2, 12), (zero, zero), lambda h: h @
+        ...     torch.zeros(3, 12), "capped")
+        >>> h.shape
+        torch.Size([5, 2, 3])
+    """
+    h_BH, c_BH = state
+    state_masks, update_masks = (per_step(mask, len(gates_TBGH)) for mask in masks)
+    outputs = []
+    for gates_BGH, state_mask, update_mask in zip(
+        gates_TBGH.unbind(0), state_masks, update_masks, strict=True
+    ):
+        kept_BH = h_BH if state_mask is None else h_BH * state_mask
+        pre_BGH = gates_BGH + recurrent(kept_BH)
+        h_BH, c_BH = lstm_step(pre_BGH, c_BH, input_gate, update_mask, cell_norm)
+        outputs.append(h_BH)
+    return torch.stack(outputs), c_BH

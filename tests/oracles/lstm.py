@@ -1,0 +1,98 @@
+"""The LSTM language model, restated from the equations one number at a time in float64.
+
+Independent of `afterdrop.models`: nothing of it is imported, nothing is vectorised over time,
+rows or units. Masks are given, already rescaled, in full shape [time][row][unit], or are None.
+"""
+
+import math
+
+import numpy as np
+
+
+def sigmoid(z: float) -> float:
+    return 1 / (1 + math.exp(-z)) if z >= 0 else math.exp(z) / (1 + math.exp(z))
+
+
+def layer_norm(values: list[float], gain, shift=None) -> list[float]:
+    mean = sum(values) / len(values)
+    variance = sum((v - mean) ** 2 for v in values) / len(values)
+    scaled = [(v - mean) / math.sqrt(variance + 1e-9) * g for v, g in zip(values, gain)]
+    return scaled if shift is None else [v + s for v, s in zip(scaled, shift)]
+
+
+def dot_rows(weight, vector) -> list[float]:
+    return [sum(float(w) * v for w, v in zip(row, vector)) for row in weight]
+
+
+def layer(x, h0, c0, p, gate="capped", state_mask=None, update_mask=None):
+    """Every h [time, B, H] and the last c. p: weight_x, weight_h, bias, and gains for layer norm.
+
+    Columns are in blocks j, o, f, i of H.
+    """
+    x = np.asarray(x, dtype=np.float64)
+    time, batch, _ = x.shape
+    hidden = len(h0[0])
+    out = np.zeros((time, batch, hidden))
+    last_c = np.zeros((batch, hidden))
+    for b in range(batch):
+        h, c = [float(v) for v in h0[b]], [float(v) for v in c0[b]]
+        for t in range(time):
+            kept = [
+                v * (1.0 if state_mask is None else state_mask[t][b][u]) for u, v in enumerate(h)
+            ]
+            from_x, from_h = dot_rows(p["weight_x"], x[t][b]), dot_rows(p["weight_h"], kept)
+            if "gain_x" in p:
+                from_x = layer_norm(from_x, p["gain_x"])
+                from_h = layer_norm(from_h, p["gain_h"])
+            pre = [a + r + float(s) for a, r, s in zip(from_x, from_h, p["bias"])]
+            outputs, new_c = [], []
+            for u in range(hidden):
+                j = math.tanh(pre[u])
+                o = sigmoid(pre[hidden + u])
+                f = sigmoid(pre[2 * hidden + u])
+                if gate == "tied":
+                    g = 1 - f
+                else:
+                    i = sigmoid(pre[3 * hidden + u])
+                    g = min(1 - f, i) if gate == "capped" else i
+                if update_mask is not None:
+                    j *= update_mask[t][b][u]
+                new_c.append(f * c[u] + g * j)
+                outputs.append(o)
+            seen = layer_norm(new_c, p["gain_c"], p["shift_c"]) if "gain_c" in p else new_c
+            h = [o * math.tanh(v) for o, v in zip(outputs, seen)]
+            c = new_c
+            out[t][b] = h
+        last_c[b] = c
+    return out, last_c
+
+
+def stack(x, states, layers, gate="capped", stacking="skip", masks=None):
+    """Output and states. masks: "input", ("inter", k), ("state", k), ("update", k) or missing."""
+    masks = masks or {}
+    x = np.asarray(x, dtype=np.float64) * masks.get("input", 1.0)
+    hs, after, read = [], [], x
+    for k, p in enumerate(layers):
+        if k > 0:
+            read = (sum(hs) if stacking == "residual" else hs[-1]) * masks.get(("inter", k), 1.0)
+        h, c = layer(read, *states[k], p, gate, masks.get(("state", k)), masks.get(("update", k)))
+        hs.append(h)
+        after.append((h[-1], c))
+    return (hs[-1] if stacking == "plain" else sum(hs)), after
+
+
+def language_model(tokens, states, p, layers, gate="capped", stacking="skip", masks=None, rows=""):
+    """Logits [B, time, V] and states. masks also: "embedding" [V, 1], "output", "projection"."""
+    masks = masks or {}
+    tokens = np.asarray(tokens)
+    table = np.asarray(p["embedding"], dtype=np.float64)
+    dropped = table * masks.get("embedding", 1.0)
+    x = np.stack([[dropped[token] for token in step] for step in tokens.T])
+    y, after = stack(x, states, layers, gate, stacking, masks)
+    y = y * masks.get("output", 1.0)
+    if "projection" in p:
+        y = np.array([[dot_rows(p["projection"], v) for v in step] for step in y])
+        y = y * masks.get("projection", 1.0)
+    softmax = p.get("softmax", dropped if rows == "input_and_softmax" else table)
+    logits = np.array([[dot_rows(softmax, v) for v in step] for step in y]) + p["softmax_bias"]
+    return logits.transpose(1, 0, 2), after
