@@ -9,6 +9,8 @@ only the targets' own log-probabilities are kept for all samples (K · L · N fl
 bounds need their extremes and moments to full precision.
 """
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
@@ -19,14 +21,27 @@ from afterdrop.family.temperature import COARSE, Nodes, partitions
 Results = dict[str, Tensor]
 
 
+class Accumulator(Protocol):
+    """Takes log-probabilities of samples, block by block, and gives per-target results."""
+
+    def add(self, lp: Tensor) -> None:
+        """Adds log-probabilities [S, L, N, V]."""
+
+    def end_block(self) -> None:
+        """Closes an independent block of samples."""
+
+    def results(self) -> Results:
+        """Per-target results, once every block is closed."""
+
+
 def log_softmax(logits: Tensor, where: str) -> Tensor:
     """Log-probabilities in float32 or better; NaN and +inf logits are refused."""
     lp = logits.double() if logits.dtype == torch.float64 else logits.float()
     lp = lp.log_softmax(-1)
     if lp.isnan().any():
         raise DataError(
-            f"the model gave NaN or infinite logits for {where}; look for overflow, inputs that are "
-            "not normalised, or a row in which every class is masked"
+            f"the model gave NaN or infinite logits for {where}; look for overflow, inputs "
+            "that are not normalised, or a row in which every class is masked"
         )
     return lp
 

@@ -5,8 +5,9 @@ pass, then chunks of examples × multipliers × samples whose logits stream into
 """
 
 import contextlib
+import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -90,34 +91,82 @@ def evaluate(
         >>> evaluate(net, data, num_samples=4)
         Scores(split='valid', 51 members, K=4, 16 targets in 16 examples)
     """
-    grid = Grid() if grid is None else grid
-    plan = Plan(num_samples, seed, masks, blocks if num_samples > 1 else 1)
-    if num_samples == 1 and len(grid.alphas) > 1 and grid.stochastic:
-        raise DataError(
-            f"num_samples=1 with alphas {grid.alphas}: one sample has one mean, so all alphas "
-            "coincide; use more samples or a grid with a single alpha"
-        )
+    settings = Settings(
+        Grid() if grid is None else grid,
+        Plan(num_samples, seed, masks, blocks if num_samples > 1 else 1),
+        split,
+        tuple(rates),
+        tuple(noise),
+        Reader(batch_dim, ignore_index),
+        temperatures,
+        first_example,
+        memory,
+        resume,
+        progress,
+    )
+    return run_evaluation(model, batches, settings)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What an evaluation was asked for; see `evaluate` for the meaning of each."""
+
+    grid: Grid
+    plan: Plan
+    split: str = "valid"
+    rates: tuple[str, ...] = ()
+    noise: tuple[str, ...] = ()
+    reader: Reader = dataclasses.field(default_factory=Reader)
+    temperatures: tuple[float, float] | None = None
+    first_example: int = 0
+    memory: int | None = None
+    resume: str | Path | None = None
+    progress: bool = False
+    stream: tuple[tuple[str, Any], ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.plan.num_samples == 1 and len(self.grid.alphas) > 1 and self.grid.stochastic:
+            raise DataError(
+                f"num_samples=1 with alphas {self.grid.alphas}: one sample has one mean, so all "
+                "alphas coincide; use more samples or a grid with a single alpha"
+            )
+
+
+def run_evaluation(
+    model: nn.Module,
+    batches: Iterable[Any],
+    settings: Settings,
+    worker_class: Callable[..., Worker] = Worker,
+) -> Scores:
+    """Evaluates batches with a worker, in parts that are kept where asked."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
-    reader = Reader(batch_dim, ignore_index)
+    reader = settings.reader
     head, stream, total = _peek(batches)
-    first = reader.batch(head, 0, first_example, device)
+    first = reader.batch(head, 0, settings.first_example, device)
     with torch.no_grad(), eval_mode(model):
-        sites = _dry_run(model, first, grid, rates, noise, batch_dim)
-        protocol = _protocol(model, first, reader, grid, plan, sites, split, rates, temperatures)
-        worker = Worker(model, reader, protocol, sites, memory_budget(memory, device))
-        parts = Parts(resume, protocol)
-        bar = tqdm(total=total, desc=f"evaluate {split}", unit="batch", disable=not progress)
+        sites = _dry_run(model, first, settings)
+        protocol = _protocol(model, first, settings, sites)
+        worker = worker_class(
+            model, reader, protocol, sites, memory_budget(settings.memory, device)
+        )
+        parts = Parts(settings.resume, protocol, worker)
+        bar = tqdm(
+            total=total,
+            desc=f"evaluate {settings.split}",
+            unit="batch",
+            disable=not settings.progress,
+        )
         with bar, parts:
-            position = first_example
+            position = settings.first_example
             for number, item in enumerate(stream):
                 batch = reader.batch(item, number, position, device)
                 position += batch.size
                 if not parts.done(number, batch):
-                    parts.add(number, batch, worker.batch(batch, number))
+                    parts.add(batch, worker.batch(batch, number))
                 bar.update()
         tensors = parts.finish()
     if not tensors["targets"].numel():
-        raise DataError(f"no target counts: all equal ignore_index={ignore_index}")
+        raise DataError(f"no target counts: all equal ignore_index={reader.ignore_index}")
     return Scores(protocol, tensors)
 
 
@@ -143,46 +192,31 @@ def _peek(batches: Iterable[Any]) -> tuple[Any, Iterator[Any], int | None]:
     return head, itertools.chain([head], stream), total
 
 
-def _dry_run(
-    model: nn.Module,
-    first: Batch,
-    grid: Grid,
-    rates: Sequence[str],
-    noise: Sequence[str],
-    batch_dim: int,
-) -> Sites | None:
-    if not grid.stochastic:
+def _dry_run(model: nn.Module, first: Batch, settings: Settings) -> Sites | None:
+    if not settings.grid.stochastic:
         return None
-    inputs = take_rows(first.inputs, batch_dim, first.size, 0, min(first.size, _DRY_EXAMPLES), 1)
-    options: dict[str, Any] = {"rates": rates, "noise": noise, "batch_dim": batch_dim}
+    dim = settings.reader.batch_dim
+    inputs = take_rows(first.inputs, dim, first.size, 0, min(first.size, _DRY_EXAMPLES), 1)
+    options: dict[str, Any] = {"rates": settings.rates, "noise": settings.noise, "batch_dim": dim}
     return call(lambda *args, **kwargs: find_sites(model, *args, **options, **kwargs), inputs)
 
 
-def _protocol(
-    model: nn.Module,
-    first: Batch,
-    reader: Reader,
-    grid: Grid,
-    plan: Plan,
-    sites: Sites | None,
-    split: str,
-    rates: Sequence[str],
-    temperatures: tuple[float, float] | None,
-) -> Protocol:
+def _protocol(model: nn.Module, first: Batch, settings: Settings, sites: Sites | None) -> Protocol:
+    reader = settings.reader
     logits = reader.logits(call(model, first.inputs), first.targets, 1)[0]
     classes = logits.shape[-1]
     if classes < 2:
         raise DataError(f"the model gives {classes} logit per target; give at least 2 classes")
     reader.check_classes(first.targets, classes, 0)
     targets = first.targets.flatten()[reader.counts(first.targets)]
-    if temperatures is None:
+    if settings.temperatures is None:
         nodes = bracket(log_softmax(logits, "the first batch"), targets)
     else:
-        nodes = Nodes(*temperatures)
+        nodes = Nodes(*settings.temperatures)
     return Protocol(
-        split=split,
-        grid=grid,
-        plan=plan,
+        split=settings.split,
+        grid=settings.grid,
+        plan=settings.plan,
         low=nodes.low,
         high=nodes.high,
         num_classes=classes,
@@ -191,6 +225,7 @@ def _protocol(
         shared=sites.shared if sites else False,
         sites=tuple((s.name, s.op, s.rate, s.calls) for s in sites) if sites else (),
         off=sites.off if sites else (),
-        rates=tuple(rates),
+        rates=settings.rates,
         ignore_index=reader.ignore_index,
+        stream=settings.stream,
     )

@@ -16,9 +16,11 @@ from afterdrop.errors import FileError
 from afterdrop.evaluate.passes import Batch
 from afterdrop.evaluate.protocol import Protocol, digest
 from afterdrop.evaluate.scores_file import read_tensors, write_tensors
+from afterdrop.evaluate.worker import Worker
 from afterdrop.masks.rows import tensors as all_tensors
 
 _SECONDS = 30.0
+_CARRIED = "carried_"
 
 
 class Parts:
@@ -27,11 +29,12 @@ class Parts:
     Args:
         folder: Where parts are kept, or None to keep nothing.
         protocol: Of this evaluation; parts of another one are refused.
+        worker: Whose carried state, if it has one, is kept with the parts.
     """
 
-    def __init__(self, folder: str | Path | None, protocol: Protocol) -> None:
+    def __init__(self, folder: str | Path | None, protocol: Protocol, worker: Worker) -> None:
         self.folder = None if folder is None else Path(folder)
-        self.protocol = protocol
+        self.protocol, self.worker = protocol, worker
         self._results: list[dict[str, Tensor]] = []
         self._digests: list[str] = []
         self._unsaved = 0
@@ -50,7 +53,7 @@ class Parts:
             )
         return True
 
-    def add(self, number: int, batch: Batch, results: dict[str, Tensor]) -> None:
+    def add(self, batch: Batch, results: dict[str, Tensor]) -> None:
         """Adds the results of the next batch."""
         self._results.append(results)
         self._digests.append(_digest(batch) if self.folder is not None else "")
@@ -83,7 +86,9 @@ class Parts:
         joined = {name: torch.cat([part[name] for part in fresh], -1) for name in fresh[0]}
         note = {"protocol": self.protocol.to_json(), "digests": digests}
         number = len(list(self.folder.glob("part-*.safetensors"))) if self.folder.exists() else 0
-        write_tensors(self.folder / f"part-{number:05d}.safetensors", joined, note)
+        carried = {_CARRIED + name: tensor for name, tensor in self.worker.carried().items()}
+        path = self.folder / f"part-{number:05d}.safetensors"
+        write_tensors(path, {**joined, **carried}, note)
         # From here on the part is one entry, so that joining in order stays right after loading.
         self._results[-self._unsaved :] = [joined]
         self._unsaved = 0
@@ -96,6 +101,8 @@ class Parts:
             self.protocol.require_same(
                 Protocol.from_json(note["protocol"]), f"this evaluation and the parts in {folder}"
             )
+            carried = {n: results.pop(n) for n in list(results) if n.startswith(_CARRIED)}
+            self.worker.restore({n.removeprefix(_CARRIED): t for n, t in carried.items()})
             self._results.append(results)
             self._digests += note["digests"]
 

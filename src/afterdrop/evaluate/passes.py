@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from afterdrop.errors import DataError
+from afterdrop.masks.control import Control
 from afterdrop.masks.rows import Rows, split_evenly, take_rows
 from afterdrop.masks.sites import Sites, output_tensor
 from afterdrop.masks.uniforms import Plan
@@ -67,8 +68,8 @@ class Reader:
         ignore_index: Targets with this value do not count.
     """
 
-    batch_dim: int
-    ignore_index: int
+    batch_dim: int = 0
+    ignore_index: int = -100
 
     def batch(self, item: Any, number: int, first: int, device: torch.device) -> Batch:
         """Checks and moves one item of the user's batches."""
@@ -177,11 +178,10 @@ def memory_budget(memory: int | None, device: torch.device) -> tuple[int, int]:
     return CPU_MEMORY, CPU_CACHE
 
 
-def run_rows(
-    model: nn.Module, control: Any, reader: Reader, batch: Batch, rows: Rows, start: int, stop: int
-) -> Tensor:
+def run_rows(control: Control, reader: Reader, batch: Batch, rows: Rows, examples: range) -> Tensor:
     """Logits [S, L, N, V] of a chunk of examples under the masks of `rows`."""
     copies = len(rows.multipliers) * len(rows.samples)
+    start, stop = examples.start, examples.stop
     inputs = take_rows(batch.inputs, reader.batch_dim, batch.size, start, stop, copies)
     output = call(lambda *a, **k: control.forward(rows, *a, **k), inputs)
     logits = reader.logits(output, batch.targets[start:stop], copies)

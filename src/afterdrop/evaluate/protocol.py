@@ -35,6 +35,7 @@ class Protocol:
         off: Modules whose other training-time randomness stayed off.
         rates: Declared attributes that hold rates.
         ignore_index: Targets that do not count.
+        stream: For a text: window, stripes, carried state and the like, by name.
     """
 
     split: str
@@ -50,6 +51,7 @@ class Protocol:
     off: tuple[tuple[str, ...], ...] = ()
     rates: tuple[str, ...] = ()
     ignore_index: int = -100
+    stream: tuple[tuple[str, Any], ...] = ()
 
     @property
     def nodes(self) -> Nodes:
@@ -78,6 +80,7 @@ class Protocol:
             sites=tuple(map(tuple, record.pop("sites"))),
             off=tuple(map(tuple, record.pop("off"))),
             rates=tuple(record.pop("rates")),
+            stream=tuple((name, value) for name, value in record.pop("stream")),
             **record,
         )
 

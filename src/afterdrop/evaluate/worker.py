@@ -4,6 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from afterdrop.evaluate.accumulate import (
+    Accumulator,
     MeanTemper,
     Results,
     SampleTemper,
@@ -39,6 +40,13 @@ class Worker:
         self.model, self.reader, self.protocol, self.sites = model, reader, protocol, sites
         self.budget, self.cache = budget
         self.control = sites.control(model) if sites else None
+
+    def carried(self) -> Results:
+        """What the next batch needs of the ones before it, for resuming: nothing here."""
+        return {}
+
+    def restore(self, carried: Results) -> None:
+        """Takes up what `carried` gave."""
 
     def batch(self, batch: Batch, number: int) -> Results:
         """All results of one batch, on the CPU."""
@@ -94,30 +102,16 @@ class Worker:
     ) -> Results:
         """Multipliers that run together, over all samples, for a chunk of examples."""
         assert self.control is not None
-        grid, plan, nodes = self.protocol.grid, self.protocol.plan, self.protocol.nodes
+        plan = self.protocol.plan
         part = batch.targets[examples.start : examples.stop]
-        targets = part.flatten()[self.reader.counts(part)]
-        numbers = torch.arange(batch.first + examples.start, batch.first + examples.stop)
-        sums: list[MeanTemper | SampleTemper] = [
-            MeanTemper(grid.alphas, targets, nodes, plan.blocks)
-        ]
-        if grid.temper == "sample" and max(grid.alphas) > 0:
-            sums.append(SampleTemper(grid.alphas, targets, self.protocol.sample_nodes, plan.blocks))
+        counts = self.reader.counts(part)
+        sums = self.accumulators(part.flatten()[counts], counts)
         scale = multipliers[0] if len(multipliers) == 1 else 1.0
         with self.control.prepared(scale):
             for block in sample_ranges(plan, step):
                 for samples in block:
-                    rows = Rows(plan, multipliers, samples, numbers.to(part.device))
-                    logits = run_rows(
-                        self.model,
-                        self.control,
-                        self.reader,
-                        batch,
-                        rows,
-                        examples.start,
-                        examples.stop,
-                    )
-                    lp = log_softmax(logits, f"batch {number}")
+                    rows = self.rows(multipliers, samples, batch, examples)
+                    lp = log_softmax(self.logits(batch, rows, examples), f"batch {number}")
                     for accumulator in sums:
                         accumulator.add(lp)
                 for accumulator in sums:
@@ -126,6 +120,26 @@ class Worker:
         for accumulator in sums:
             out.update({f"mc_{n}": tensor.cpu() for n, tensor in accumulator.results().items()})
         return out
+
+    def accumulators(self, targets: Tensor, counts: Tensor) -> list[Accumulator]:
+        """Where log-probabilities of a chunk of examples go."""
+        grid, blocks = self.protocol.grid, self.protocol.plan.blocks
+        sums: list[Accumulator] = [MeanTemper(grid.alphas, targets, self.protocol.nodes, blocks)]
+        if grid.temper == "sample" and max(grid.alphas) > 0:
+            sums.append(SampleTemper(grid.alphas, targets, self.protocol.sample_nodes, blocks))
+        return sums
+
+    def rows(
+        self, multipliers: tuple[float, ...], samples: range, batch: Batch, examples: range
+    ) -> Rows:
+        """The rows of one pass."""
+        numbers = torch.arange(batch.first + examples.start, batch.first + examples.stop)
+        return Rows(self.protocol.plan, multipliers, samples, numbers.to(batch.targets.device))
+
+    def logits(self, batch: Batch, rows: Rows, examples: range) -> Tensor:
+        """Logits [S, L, N, V] of a chunk of examples under the masks of `rows`."""
+        assert self.control is not None
+        return run_rows(self.control, self.reader, batch, rows, examples)
 
     def _target_bytes(self) -> int:
         """Bytes per target and multiplier: class accumulators of all open blocks, and K floats."""

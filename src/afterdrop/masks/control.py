@@ -119,7 +119,7 @@ class Control(TorchFunctionMode):
         shape = list(like.shape)
         per_row = shape[layout.dim] // len(rows)
         coords = [*shape[: layout.dim], per_row, *shape[layout.dim + 1 :]]
-        u = uniforms(rows.plan, key, rows.samples, rows.examples, coords, like.device)
+        u = uniforms(rows.plan, key, rows.samples, rows.keys(layout), coords, like.device)
         return u.movedim((0, 1), (layout.dim, layout.dim + 1)).reshape(shape)
 
     def forward(self, rows: Rows | None, *args: Any, **kwargs: Any) -> Any:

@@ -21,12 +21,25 @@ from afterdrop.masks.uniforms import Plan, uniforms
 
 @dataclasses.dataclass(frozen=True)
 class Rows:
-    """The rows of one forward pass: multipliers × samples × examples, examples innermost."""
+    """The rows of one forward pass: multipliers × samples × examples, examples innermost.
+
+    Attributes:
+        plan: How samples are drawn.
+        multipliers: L factors on every rate.
+        samples: Which S samples.
+        examples: [B] numbers of the examples, which key their masks.
+        streams: [B] numbers that key masks which outlive an example (`Layout.stream`).
+    """
 
     plan: Plan
     multipliers: tuple[float, ...]
     samples: range
     examples: Tensor
+    streams: Tensor | None = None
+
+    def keys(self, layout: "Layout") -> Tensor:
+        """The numbers that key the masks of a place."""
+        return self.streams if layout.stream and self.streams is not None else self.examples
 
     def __len__(self) -> int:
         return len(self.multipliers) * len(self.samples) * len(self.examples)
@@ -40,11 +53,13 @@ class Layout:
         dim: The dimension that holds the rows, or None if the mask has none.
         order: Whether what is flattened with the rows varies inside a row ("inner") or outside.
         varies: Without rows: whether the mask's shape still follows the batch (packed sequences).
+        stream: Whether the mask belongs to a stream of examples (windows of a text), not to each.
     """
 
     dim: int | None
     order: Literal["inner", "outer"] = "inner"
     varies: bool = False
+    stream: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,7 +110,7 @@ def keep_mask(rows: Rows, key: int, layout: Layout, like: Tensor, rate: float) -
     outer = layout.order == "outer" and per_row > 1
     at = layout.dim + outer
     coords = shape[: layout.dim] + flattened + shape[layout.dim + 1 :]
-    u = uniforms(rows.plan, key, rows.samples, rows.examples, coords, like.device)
+    u = uniforms(rows.plan, key, rows.samples, rows.keys(layout), coords, like.device)
     u = u.movedim((0, 1), (at, at + 1)).unsqueeze(at)
     three = [len(rows.multipliers), len(rows.samples), len(rows.examples)]
     threshold: Tensor | float = rates[0]

@@ -1,0 +1,298 @@
+"""Evaluating language models: a text in windows, with a carried state by name.
+
+A window of a text is an example. Every window starts from a state:
+
+    carry="deterministic"  the state of a pass without dropout over all tokens before it. Windows
+                           are then independent, and windows, samples and multipliers run together.
+    carry="sampled"        each sample carries its own state from window to window: the model as it
+                           was trained, and lamb's arithmetic evaluation. Windows run in order.
+
+Masks live for a window (as in training), or with lifetime="stream" those shared over time live for
+the whole text. Alpha 0 also comes with output dropout integrated out: the geometric mean is the
+softmax of the mean logits, these are linear in the features before output dropout, and its
+expectation is those features themselves. That is a second estimate under a name of its own.
+
+Legend: B stripes, L multipliers, S samples, N targets, H features, V token types.
+"""
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from afterdrop.data.stream import EvalStripes
+from afterdrop.errors import DataError
+from afterdrop.evaluate.accumulate import (
+    Accumulator,
+    Results,
+    cross_entropies,
+    distribution,
+)
+from afterdrop.evaluate.evaluate import Settings, eval_mode, run_evaluation
+from afterdrop.evaluate.passes import Batch, Reader
+from afterdrop.evaluate.scores import Scores
+from afterdrop.evaluate.worker import Worker
+from afterdrop.family.temperature import COARSE, Nodes
+from afterdrop.masks.rows import Rows, take_rows
+from afterdrop.masks.sites import Sites
+from afterdrop.models import LanguageModel
+
+Carry = Literal["deterministic", "sampled"]
+Lifetime = Literal["window", "stream"]
+
+
+@dataclasses.dataclass(frozen=True)
+class StreamSettings:
+    """How a text becomes examples.
+
+    Attributes:
+        time: Tokens a window.
+        stripes: Contiguous shares of the text that start from a zero state; 1 is the exact stream.
+        carry: What a window starts from: "deterministic" or "sampled".
+        lifetime: How long masks live that are shared over time: "window" or "stream".
+        windows: Windows that are handed over together (deterministic carry only); any number gives
+            the same result.
+    """
+
+    time: int = 35
+    stripes: int = 1
+    carry: Carry = "deterministic"
+    lifetime: Lifetime = "window"
+    windows: int = 32
+
+    def __post_init__(self) -> None:
+        if self.carry not in ("deterministic", "sampled"):
+            raise DataError(f"carry={self.carry!r} must be 'deterministic' or 'sampled'")
+        if self.lifetime not in ("window", "stream"):
+            raise DataError(f"lifetime={self.lifetime!r} must be 'window' or 'stream'")
+        for name in ("time", "stripes", "windows"):
+            if getattr(self, name) < 1:
+                raise DataError(f"{name}={getattr(self, name)} must be at least 1")
+
+    def named(self) -> tuple[tuple[str, Any], ...]:
+        """What the protocol records: everything that a number depends on."""
+        names = ("time", "stripes", "carry", "lifetime")
+        return tuple((name, getattr(self, name)) for name in names)
+
+
+def evaluate_text(
+    model: LanguageModel,
+    tokens: Tensor,
+    eos: int,
+    settings: Settings,
+    stream: StreamSettings | None = None,
+    *,
+    lines: bool = True,
+) -> Scores:
+    """Evaluates every member of the family on a text.
+
+    Args:
+        model: The language model; stays on its device.
+        tokens: [N] the text.
+        eos: The token before the first.
+        settings: Members, samples and the like.
+        stream: Windows and carried state.
+        lines: Whether stripes are made of whole lines.
+
+    Returns:
+        Scores with the tokens as targets and the windows as examples.
+
+    Example:
+        >>> from afterdrop.family.member import Grid
+        >>> from afterdrop.masks.uniforms import Plan
+        >>> from afterdrop.models import LanguageModelConfig
+        >>> config = LanguageModelConfig(vocabulary=9, hidden_sizes=(8,), output_dropout=0.5)
+        >>> settings = Settings(Grid((0, 1), (0, 1)), Plan(4))
+        >>> text = torch.randint(1, 9, (100,))
+        >>> evaluate_text(LanguageModel(config), text, 0, settings, lines=False)
+        Scores(split='valid', 3 members, K=4, 100 targets in 3 examples)
+    """
+    stream = stream or StreamSettings()
+    stripes = EvalStripes(tokens, eos, stream.stripes, stream.time, lines=lines)
+    together = stream.windows if stream.carry == "deterministic" else 1
+    windows = Windows(model, stripes, together)
+    settings = dataclasses.replace(settings, stream=stream.named(), reader=Reader(0, -100))
+
+    def worker(*args: Any) -> LanguageWorker:
+        return LanguageWorker(*args, stream=stream)
+
+    return run_evaluation(model, windows, settings, worker)
+
+
+class Windows:
+    """Windows of a text as batches ((tokens, state), targets), states without dropout."""
+
+    def __init__(self, model: LanguageModel, stripes: EvalStripes, together: int) -> None:
+        self.model, self.stripes, self.together = model, stripes, together
+
+    def __len__(self) -> int:
+        return -(-len(self.stripes) // self.together)
+
+    def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
+        device = self.model.softmax_bias.device
+        state: Any = self.model.initial_state(self.stripes.stripes)
+        held: list[tuple[Tensor, Any, Tensor]] = []
+        for number, (tokens, targets) in enumerate(self.stripes):
+            held.append((tokens, state, targets))
+            with torch.no_grad(), eval_mode(self.model):
+                state = self.model.features(tokens.to(device), state)[1]
+            if len(held) == self.together or number + 1 == len(self.stripes):
+                joined = tuple(
+                    tuple(torch.cat(parts) for parts in zip(*layer))
+                    for layer in zip(*(before for _, before, _ in held))
+                )
+                inputs = torch.cat([tokens for tokens, _, _ in held])
+                yield (inputs, joined), torch.cat([targets for _, _, targets in held])
+                held = []
+
+
+class LanguageWorker(Worker):
+    """Evaluates windows; knows carried states, mask lifetimes and the features of the model."""
+
+    def __init__(self, *args: Any, stream: StreamSettings) -> None:
+        super().__init__(*args)
+        self.stream = stream
+        self._states: dict[str, Any] = {}
+        self._captured: Tensor | None = None
+        self._fresh = True
+        if self.sites is not None and stream.lifetime == "stream":
+            self.sites = with_streams(self.model, self.sites)
+            self.control = self.sites.control(self.model)
+
+    def rows(
+        self, multipliers: tuple[float, ...], samples: range, batch: Batch, examples: range
+    ) -> Rows:
+        """The rows of one pass, with the stripe of each window."""
+        rows = super().rows(multipliers, samples, batch, examples)
+        return dataclasses.replace(rows, streams=rows.examples % self.stream.stripes)
+
+    def logits(self, batch: Batch, rows: Rows, examples: range) -> Tensor:
+        """Logits [S, L, N, V]; notes the features before output dropout."""
+        assert isinstance(self.model, LanguageModel) and self.control is not None
+        hook = self.model.output_dropout.register_forward_pre_hook(self._capture)
+        try:
+            if self.stream.carry == "deterministic":
+                return super().logits(batch, rows, examples)
+            return self._carried_logits(batch, rows, examples)
+        finally:
+            hook.remove()
+
+    def _capture(self, module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        self._captured = args[0]
+
+    def _carried_logits(self, batch: Batch, rows: Rows, examples: range) -> Tensor:
+        """A window from the states that its own samples had after the one before."""
+        assert self.control is not None
+        copies = len(rows.multipliers) * len(rows.samples)
+        tokens, start = batch.inputs
+        key = f"{examples.start}-{rows.multipliers}-{rows.samples}"
+        if key not in self._states and batch.first > 0:
+            raise DataError(
+                "the chunks of a sampled carry changed on the way (memory ran out); evaluate again "
+                "with less memory= or fewer stripes"
+            )
+        part = take_rows((tokens, start), 0, batch.size, examples.start, examples.stop, copies)
+        logits, self._states[key] = self.control.forward(
+            rows, part[0], self._states.get(key, part[1])
+        )
+        logits = self.reader.logits(logits, batch.targets[examples.start : examples.stop], copies)
+        return logits.unflatten(0, (len(rows.multipliers), len(rows.samples))).transpose(0, 1)
+
+    def carried(self) -> Results:
+        """The samples' states, for resuming."""
+        return {
+            f"{key}/{layer}/{part}": tensor.cpu()
+            for key, state in self._states.items()
+            for layer, pair in enumerate(state)
+            for part, tensor in enumerate(pair)
+        }
+
+    def restore(self, carried: Results) -> None:
+        """Takes up the samples' states."""
+        device = next(self.model.parameters()).device
+        parts = {tuple(name.rsplit("/", 2)): t.to(device) for name, t in carried.items()}
+        for key in {name[0] for name in parts}:
+            layers = sorted({int(name[1]) for name in parts if name[0] == key})
+            self._states[key] = tuple(
+                (parts[key, str(layer), "0"], parts[key, str(layer), "1"]) for layer in layers
+            )
+
+    def accumulators(self, targets: Tensor, counts: Tensor) -> list[Accumulator]:
+        """The family's, and the geometric mean with output dropout integrated out."""
+        sums = super().accumulators(targets, counts)
+        assert isinstance(self.model, LanguageModel)
+        config = self.model.config
+        softmax_drops = config.embedding_rows == "input_and_softmax" and config.embedding_dropout
+        if 0.0 in self.protocol.grid.alphas and not softmax_drops:
+            sums.append(Integrated(self, targets, counts))
+        return sums
+
+    def features(self) -> Tensor:
+        """The features [time, rows, H] of the pass just run, before output dropout."""
+        assert self._captured is not None
+        return self._captured
+
+
+class Integrated:
+    """Alpha 0 from mean features: output dropout and its projection's integrate out exactly."""
+
+    def __init__(self, worker: LanguageWorker, targets: Tensor, counts: Tensor) -> None:
+        self.worker, self.targets, self.counts = worker, targets, counts
+        self._half_size = max(1, worker.protocol.plan.blocks // 2)
+        self._halves: list[tuple[Tensor, int]] = []
+        self._sum: Tensor | None = None
+        self._count = self._closed = 0
+
+    def add(self, lp: Tensor) -> None:
+        """Adds the features that gave these log-probabilities [S, L, N, V]."""
+        S, L = lp.shape[:2]
+        y = self.worker.features().transpose(0, 1)  # [rows, time, H], rows = L · S · examples
+        y = y.unflatten(0, (L, S, -1)).sum(1).flatten(1, 2)[:, self.counts]
+        self._sum = y if self._sum is None else self._sum + y
+        self._count += S
+
+    def end_block(self) -> None:
+        """Closes an independent block; half of the blocks make a half."""
+        self._closed += 1
+        if self._closed % self._half_size == 0:
+            assert self._sum is not None
+            self._halves.append((self._sum, self._count))
+            self._sum, self._count = None, 0
+
+    def _log_probs(self, total: Tensor, count: int) -> Tensor:
+        model = self.worker.model
+        assert isinstance(model, LanguageModel)
+        features = total / count
+        if model.projection is not None:
+            features = F.linear(features, model.projection)
+        return model.output(features).float().log_softmax(-1)
+
+    def results(self) -> Results:
+        """Per-target results [L, ...] under the name `integrated`."""
+        nodes: Nodes = self.worker.protocol.nodes
+        whole = sum(total for total, _ in self._halves), sum(n for _, n in self._halves)
+        lp = self._log_probs(*whole)  # type: ignore[arg-type]
+        out = distribution(lp, self.targets, nodes)
+        if len(self._halves) == 2:
+            coarse = torch.cat([nodes.inverse(COARSE), torch.ones(1, dtype=torch.float64)])
+            xe = cross_entropies(lp, self.targets, coarse)
+            parts = [
+                cross_entropies(self._log_probs(*h), self.targets, coarse) - xe
+                for h in self._halves
+            ]
+            out["half"] = torch.stack(parts, 1).float()
+        return {f"integrated_{name}": tensor for name, tensor in out.items()}
+
+
+def with_streams(model: nn.Module, sites: Sites) -> Sites:
+    """Sites whose masks shared over time live for the whole stream."""
+    layouts = {
+        place: dataclasses.replace(
+            layout, stream=bool(getattr(model.get_submodule(place.module), "shared", False))
+        )
+        for place, layout in sites.layouts.items()
+    }
+    return dataclasses.replace(sites, layouts=layouts)
