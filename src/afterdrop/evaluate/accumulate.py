@@ -38,7 +38,7 @@ def log_softmax(logits: Tensor, where: str) -> Tensor:
     """Log-probabilities in float32 or better; NaN and +inf logits are refused."""
     lp = logits.double() if logits.dtype == torch.float64 else logits.float()
     lp = lp.log_softmax(-1)
-    if lp.isnan().any():
+    if lp[..., 0].isnan().any():  # one NaN or +inf in a row makes the whole row NaN
         raise DataError(
             f"the model gave NaN or infinite logits for {where}; look for overflow, inputs "
             "that are not normalised, or a row in which every class is masked"
@@ -94,25 +94,22 @@ class MeanTemper:
         self.alphas, self.targets, self.nodes, self.blocks = alphas, targets, nodes, blocks
         # Means and second moments of p itself serve the normaliser's approximation.
         self._powers = tuple(sorted({*alphas, 1.0, 2.0}))
-        self._block = PowerSums(self._powers)
+        self._block = PowerSums(self._powers, entropy=True)
         self._stack: list[tuple[int, PowerSums]] = []
         self._halves: list[dict[float, Tensor]] = []
         self._curve: dict[int, list[Tensor]] = {}
         self._at_target: list[Tensor] = []
-        self._entropy: Tensor | None = None
         self._coarse = torch.cat([nodes.inverse(COARSE), torch.ones(1, dtype=torch.float64)])
 
     def add(self, lp: Tensor) -> None:
         """Adds log-probabilities [S, L, N, V]."""
         self._block.add(lp)
         self._at_target.append(at_targets(lp, self.targets))
-        entropy = -(lp.exp() * lp.clamp_min(LOWEST)).sum(-1).sum(0)
-        self._entropy = entropy if self._entropy is None else self._entropy + entropy
 
     def end_block(self) -> None:
         """Closes an independent block and merges equal ones, as in binary counting."""
         size, sums = 1, self._block
-        self._block = PowerSums(self._powers)
+        self._block = PowerSums(self._powers, entropy=True)
         while True:
             self._note(size, sums)
             if not self._stack or self._stack[-1][0] != size:
@@ -154,7 +151,7 @@ class MeanTemper:
         lp_K = torch.cat(self._at_target).double()
         first, second = sums.log_mean(1.0), sums.log_mean(2.0)
         ratio = (2 * second - first).masked_fill(first.isneginf(), float("-inf"))
-        assert self._entropy is not None
+        assert sums.entropy is not None
         moment = {a: log_power_mean(lp_K, a, bounded=False) for a in self._moment_powers()}
         return {
             "bound": lp_K.mean(0),
@@ -165,7 +162,7 @@ class MeanTemper:
             "target": torch.stack([moment[a] for a in self.alphas], 1),
             "second": torch.stack([moment[2 * a] for a in self.alphas], 1),
             "spread": (ratio.exp().sum(-1) - 1).clamp_min_(0.0).double(),
-            "sample_entropy": self._entropy.double() / len(lp_K),
+            "sample_entropy": sums.entropy.double() / len(lp_K),
         }
 
     def _moment_powers(self) -> set[float]:

@@ -16,6 +16,7 @@ from afterdrop.masks.rows import Rows, split_evenly, take_rows
 from afterdrop.masks.sites import Sites, output_tensor
 from afterdrop.masks.uniforms import Plan
 
+_SAMPLES_AT_ONCE = 5
 CPU_MEMORY = 256 * 2**20
 CPU_CACHE = 24 * 2**20  # rows of a pass on a CPU: beyond this, activations leave the caches
 
@@ -161,8 +162,9 @@ def plan_chunks(
     rows = max(1, min(budget // 2, cache) // max(1, 2 * sites.row_bytes))
     if not sites.batched:
         return Chunks(size, 1, 1)
-    examples = min(examples, rows)
-    together = min(together, max(1, rows // examples))
+    # Sums over few samples at a time mostly move their peaks: rather fewer examples at once.
+    examples = max(1, min(examples, rows // min(block, _SAMPLES_AT_ONCE)))
+    together = min(together, max(1, rows // (examples * min(block, _SAMPLES_AT_ONCE))))
     return Chunks(examples, together, min(block, max(1, rows // (examples * together))))
 
 

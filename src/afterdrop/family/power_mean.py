@@ -74,10 +74,12 @@ class PowerSums:
 
     All alphas share the running maximum over samples; each holds the sum of exp(α (lp − max)), of
     expm1 below `SMALL_ALPHA`, of lp itself at 0. `add` takes chunks of samples, `merge` another
-    state: any split gives the value of `log_power_mean` over all samples at once.
+    state: any split gives the value of `log_power_mean` over all samples at once. Alphas that are
+    multiples of the smallest one cost a multiplication instead of an exponential.
 
     Args:
         alphas: Powers of the mean, at least 0. (Second moments are the power 2 α of the mean.)
+        entropy: Whether to sum the samples' entropies over the last dimension (needs alpha 1).
 
     Example:
         >>> lp = torch.randn(6, 4).log_softmax(-1)
@@ -88,30 +90,36 @@ class PowerSums:
         True
     """
 
-    def __init__(self, alphas: tuple[float, ...]) -> None:
-        self.alphas = alphas
+    def __init__(self, alphas: tuple[float, ...], *, entropy: bool = False) -> None:
+        self.alphas = tuple(sorted(alphas))
         self.count = 0
         self.peak: Tensor | None = None
         self.totals: dict[float, Tensor] = {}
+        self.entropy: Tensor | None = None
+        self._wants_entropy = entropy
 
     def add(self, lp_K: Tensor) -> None:
         """Adds samples along dimension 0."""
-        count = lp_K.shape[0]
         peak = lp_K.amax(0).clamp_min_(LOWEST)
         if self.peak is not None:
             peak = torch.maximum(peak, self.peak)
             self._move_peak(peak)
         below = lp_K - peak
+        powers: dict[float, Tensor] = {}
         for alpha in self.alphas:
             if alpha == 0:
                 terms = lp_K
             elif alpha < SMALL_ALPHA:
                 terms = (below * alpha).expm1_()
             else:
-                terms = (below * alpha).exp_()
+                terms = powers[alpha] = _power(below, alpha, powers)
             self._accumulate(alpha, terms.sum(0))
+        if self._wants_entropy:
+            # −Σ p log p with p = e^peak · e^(lp − peak); where p is 0, so is p log p.
+            information = (powers[1.0] * lp_K.clamp_min(LOWEST)).sum(0).mul_(peak.exp()).sum(-1)
+            self.entropy = -information if self.entropy is None else self.entropy - information
         self.peak = peak
-        self.count += count
+        self.count += lp_K.shape[0]
 
     def merge(self, other: "PowerSums") -> None:
         """Adds all samples of another state of the same alphas; the other one is used up."""
@@ -123,6 +131,8 @@ class PowerSums:
             other._move_peak(peak)
         for alpha in self.alphas:
             self._accumulate(alpha, other.totals[alpha])
+        if other.entropy is not None:
+            self.entropy = other.entropy if self.entropy is None else self.entropy + other.entropy
         self.peak = other.peak
         self.count += other.count
 
@@ -146,6 +156,7 @@ class PowerSums:
         """Rescales every sum to a higher peak."""
         assert self.peak is not None
         down = self.peak - peak
+        powers: dict[float, Tensor] = {}
         for alpha, total in self.totals.items():
             if alpha == 0:
                 continue
@@ -153,5 +164,14 @@ class PowerSums:
                 shrink = (down * alpha).expm1_()
                 total.addcmul_(total, shrink).add_(shrink, alpha=self.count)
             else:
-                total.mul_((down * alpha).exp_())
+                powers[alpha] = _power(down, alpha, powers)
+                total.mul_(powers[alpha])
         self.peak = peak
+
+
+def _power(below: Tensor, alpha: float, known: dict[float, Tensor]) -> Tensor:
+    """exp(α · below), as a product of two known powers where there is one."""
+    for other, term in known.items():
+        if alpha - other in known:
+            return term * known[alpha - other]
+    return (below * alpha).exp_()

@@ -11,6 +11,7 @@ inside, so that F.multi_head_attention_forward is seen as the attention and drop
 
 import inspect
 import math
+import warnings
 from collections.abc import Callable
 from functools import lru_cache
 from types import FunctionType
@@ -61,6 +62,16 @@ def _dropout(rule: Handler, op: str, *, feature: bool, inplace: bool) -> Handler
         return input.copy_(result) if inplace else result
 
     return handler
+
+
+def _native_dropout(
+    control: "Control", func: Any, input: Tensor, p: float, train: bool | None
+) -> tuple[Tensor, Tensor]:
+    result = _dropout(drop, "native_dropout", feature=False, inplace=False)(
+        control, func, input, p, train is not False
+    )
+    # The second output is the mask, which only a backward pass would use.
+    return result, torch.ones_like(input, dtype=torch.bool)
 
 
 def _attention(
@@ -116,7 +127,10 @@ def _recurrent(op: str) -> Handler:
             start = [state[layer * sides : (layer + 1) * sides] for state in states]
             first = start if isinstance(hx, list | tuple) else start[0]
             own = params[layer * per_layer : (layer + 1) * per_layer]
-            x, *final = func(x, *lengths, first, own, biases, 1, 0.0, False, both, *rest)
+            with warnings.catch_warnings():
+                # cuDNN compacts the weights of a single layer at each call and says so.
+                warnings.filterwarnings("ignore", "RNN module weights", UserWarning)
+                x, *final = func(x, *lengths, first, own, biases, 1, 0.0, False, both, *rest)
             finals.append(tuple(final))
             if layer + 1 < layers:
                 x = drop(control, op, x, rate, list(x.shape))
@@ -213,6 +227,7 @@ def _handlers() -> dict[Any, Handler]:
         for inplace in (False, True):
             func = getattr(torch, name + "_" * inplace)
             found[func] = _dropout(rule, name, feature=feature, inplace=inplace)
+    found[torch.native_dropout] = _native_dropout
     for name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
         found[getattr(torch, name)] = _recurrent(name)
     found[F.scaled_dot_product_attention] = _attention

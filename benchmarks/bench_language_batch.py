@@ -1,0 +1,133 @@
+"""One PTB-sized batch: three alphas at once against torch-uncertainty's one mean.
+
+20 x 35 tokens, V = 10,000, an untrained LSTM of 2 x 200 with dropout between and after its layers,
+K = 50. Each contender runs in a process of its own, which prints its time and the growth of its
+peak resident memory during the run. torch-uncertainty misses the dropout inside nn.LSTM and so
+draws fewer masks; it is timed as it is.
+
+    python benchmarks/bench_language_batch.py --peer-python PEERS/bin/python
+
+The peer is installed for the benchmark only, in an environment of its own:
+    python -m venv PEERS && PEERS/bin/pip install -c constraints.txt torch==2.13.0 \
+        "torch-uncertainty[cpu,distribution]" safetensors tqdm
+"""
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+BATCH, TIME, TYPES, HIDDEN, SAMPLES = 20, 35, 10_000, 200, 50
+
+
+class WordModel(nn.Module):
+    """Embedding, two LSTM layers with dropout between, dropout, softmax layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(TYPES, HIDDEN)
+        self.lstm = nn.LSTM(HIDDEN, HIDDEN, 2, dropout=0.5, batch_first=True)
+        self.dropout = nn.Dropout(0.5)
+        self.output = nn.Linear(HIDDEN, TYPES)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits [B, time, V]."""
+        return self.output(self.dropout(self.lstm(self.embedding(tokens))[0]))
+
+
+def peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def ours(tokens: Tensor, targets: Tensor) -> None:
+    import afterdrop as ad
+
+    grid = ad.Grid((0.0, 0.5, 1.0), (0.0, 1.0))
+    ad.evaluate(WordModel().eval(), [(tokens, targets)], grid=grid, num_samples=SAMPLES)
+
+
+def theirs(tokens: Tensor, targets: Tensor) -> None:
+    from torch_uncertainty.methods import mc_dropout
+
+    flat = nn.Sequential(WordModel(), nn.Flatten(0, 1))
+    model = mc_dropout(flat, num_estimators=SAMPLES, on_batch=False)
+    model.eval()
+    with torch.no_grad():
+        samples = model(tokens).view(SAMPLES, BATCH * TIME, TYPES)
+        mean = samples.softmax(-1).mean(0)
+        nn.functional.nll_loss(mean.log(), targets.flatten())
+
+
+def contender(name: str, threads: int) -> None:
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    tokens = torch.randint(TYPES, (BATCH, TIME))
+    targets = torch.randint(TYPES, (BATCH, TIME))
+    run = {"afterdrop": ours, "torch-uncertainty": theirs}[name]
+    if name == "afterdrop":  # imports and tables belong to neither side
+        import afterdrop as ad
+
+        warm = nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.5), nn.Linear(4, 2))
+        ad.evaluate(warm, [(torch.randn(2, 2), torch.tensor([0, 1]))], num_samples=SAMPLES)
+    else:
+        import torch_uncertainty.methods  # noqa: F401
+    WordModel()(tokens)
+    before, start = peak_mib(), time.perf_counter()
+    run(tokens, targets)
+    print(json.dumps({"seconds": time.perf_counter() - start, "mib": peak_mib() - before}))
+
+
+def measure(python: str, name: str, threads: int) -> dict[str, float]:
+    source = str(Path(__file__).resolve().parent.parent / "src")
+    paths = [source, os.environ.get("PYTHONPATH", "")]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in paths if p)}
+    command = [python, __file__, "--contender", name, "--threads", str(threads)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        raise SystemExit(f"{name} failed; is it installed for {python}?\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--peer-python", default=os.environ.get("PEER_PYTHON"))
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--contender", choices=("afterdrop", "torch-uncertainty"))
+    options = parser.parse_args()
+    if options.contender:
+        contender(options.contender, options.threads)
+        return
+    names = {"afterdrop": sys.executable}
+    if options.peer_python:
+        names["torch-uncertainty"] = options.peer_python
+    best: dict[str, dict[str, float]] = {}
+    print(f"torch {torch.__version__}, {options.threads} threads; best of {options.repeats}")
+    for name, python in names.items():
+        runs = [measure(python, name, options.threads) for _ in range(options.repeats)]
+        best[name] = {key: min(run[key] for run in runs) for key in ("seconds", "mib")}
+        what = "three alphas, all T, bounds" if name == "afterdrop" else "one mean"
+        print(f"{name:<20}{best[name]['seconds']:>8.2f} s{best[name]['mib']:>10.0f} MiB   {what}")
+    if len(best) == 1:
+        print("No --peer-python (or PEER_PYTHON): no ratio. Its set-up is in the docstring.")
+        return
+    mine, peer = best["afterdrop"], best["torch-uncertainty"]
+    print(
+        f"time: torch-uncertainty / afterdrop = {peer['seconds'] / mine['seconds']:.2f}"
+        "   (promise: at least 2)"
+    )
+    print(
+        f"memory: afterdrop / torch-uncertainty = {mine['mib'] / peer['mib']:.3f}"
+        "   (promise: at most 0.1)"
+    )
+
+
+if __name__ == "__main__":
+    main()
