@@ -19,6 +19,8 @@ import math
 
 from torch import Tensor
 
+from afterdrop.errors import MemberError
+
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
@@ -43,7 +45,7 @@ class Estimate:
     corrected: float
     mc_error: float
     data_error: float
-    num_samples: int
+    num_samples: float
 
     @property
     def error(self) -> float:
@@ -54,10 +56,10 @@ class Estimate:
         """What a predictor with `k` samples would deliver."""
         if self.num_samples == 0 or k == self.num_samples:
             return self.value
-        return self.corrected + (self.value - self.corrected) * self.num_samples / k
+        return self.corrected + (self.value - self.corrected) * self.num_samples / _positive(k)
 
     def __str__(self) -> str:
-        masks = f" (K = {self.num_samples}; corrected {self.corrected:.4f})" * (
+        masks = f" (K = {self.num_samples:g}; corrected {self.corrected:.4f})" * (
             self.num_samples > 0
         )
         return f"{self.value:.4f} ± {self.error:.4f}{masks}"
@@ -75,23 +77,37 @@ class Values:
 
     whole: Tensor
     halves: Tensor | None
-    num_samples: int
+    num_samples: float
 
     def at(self, k: float | None) -> Tensor:
         """[N] values that `k` samples would deliver; None for K itself, inf for no bias."""
         if self.halves is None or k is None:
             return self.whole
-        ratio = self.num_samples / k
+        ratio = self.num_samples / _positive(k)
         return self.whole * (2 - ratio) + self.halves.mean(0) * (ratio - 1)
+
+    def moved(self, k: float | None) -> "Values":
+        """The same mask samples seen as forecasts for `k` samples: whole, halves and number."""
+        if self.halves is None or k is None:
+            return self
+        spread = self.halves - self.halves.mean(0)
+        number = self.num_samples if math.isinf(k) else k
+        return Values(self.at(k), self.at(k / 2) + spread, number)
 
     def minus(self, other: "Values", k: float | None = None) -> "Values":
         """Paired differences to another member, at `k` samples."""
-        whole = self.at(k) - other.at(k)
-        if self.halves is None and other.halves is None:
-            return Values(whole, None, 0)
-        mine = self.whole if self.halves is None else self.halves
-        theirs = other.whole if other.halves is None else other.halves
-        return Values(whole, mine - theirs, max(self.num_samples, other.num_samples))
+        mine, theirs = self.moved(k), other.moved(k)
+        number = max(mine.num_samples, theirs.num_samples)
+        if mine.halves is None and theirs.halves is None:
+            return Values(mine.whole - theirs.whole, None, number)
+        halves = (v.whole if v.halves is None else v.halves for v in (mine, theirs))
+        return Values(mine.whole - theirs.whole, next(halves) - next(halves), number)
+
+
+def _positive(k: float) -> float:
+    if not k > 0:
+        raise MemberError(f"k={k} must be a positive number of samples")
+    return k
 
 
 def cluster_sums(values: Tensor, clusters: Tensor) -> Tensor:

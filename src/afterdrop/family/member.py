@@ -11,6 +11,7 @@ Said once, for the whole package: rates are probabilities of dropping, the tempe
 
 import dataclasses
 import math
+import numbers
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -21,11 +22,13 @@ from afterdrop.files import read_json, write_json
 Temper = Literal["mean", "sample"]
 TEMPERS: tuple[Temper, ...] = ("mean", "sample")
 
+GEOMETRIC = 1e-12  # below it a power differs from the geometric mean by less than rounding does
+
 _KIND, _VERSION = "afterdrop-member", 1
 
 
 def _number(name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or math.isnan(value):
         raise MemberError(f"{name}={value!r} must be a number")
     return float(value)
 
@@ -44,7 +47,7 @@ def check_alpha(value: Any, *, bounded: bool = True) -> float:
         )
     if not math.isfinite(alpha):
         raise MemberError(f"alpha={alpha} must be finite")
-    return alpha
+    return 0.0 if abs(alpha) < GEOMETRIC else alpha
 
 
 def check_multiplier(value: Any) -> float:

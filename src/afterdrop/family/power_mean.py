@@ -12,11 +12,13 @@ does not, but cancels when the mean of exp(..) is tiny, which needs α times the
 large. `SMALL_ALPHA` separates them: below it such a spread would have to exceed 100 nats.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
 from afterdrop.errors import DataError
-from afterdrop.family.member import check_alpha
+from afterdrop.family.member import GEOMETRIC, check_alpha
 
 SMALL_ALPHA = 0.125
 LOWEST = -1e30  # stands for a peak of −inf: −inf − LOWEST is −inf, where −inf − (−inf) were NaN
@@ -57,7 +59,7 @@ def log_power_mean(
     if alpha == 0:
         return log_probs.mean(dim)
     if alpha == 1:
-        return log_probs.logsumexp(dim) - torch.tensor(float(log_probs.shape[dim])).log().item()
+        return log_probs.logsumexp(dim) - math.log(log_probs.shape[dim])
     # The largest term keeps every exponent at or below 0: the maximum, or the minimum if α < 0.
     peak = log_probs.amax(dim, keepdim=True) if alpha > 0 else log_probs.amin(dim, keepdim=True)
     peak = peak.clamp_min(LOWEST)
@@ -107,7 +109,7 @@ class PowerSums:
         below = lp_K - peak
         powers: dict[float, Tensor] = {}
         for alpha in self.alphas:
-            if alpha == 0:
+            if alpha < GEOMETRIC:
                 terms = lp_K
             elif alpha < SMALL_ALPHA:
                 terms = (below * alpha).expm1_()
@@ -141,7 +143,7 @@ class PowerSums:
         if self.peak is None:
             raise DataError("no samples were added; a mean over none does not exist")
         mean = self.totals[alpha] / self.count
-        if alpha == 0:
+        if alpha < GEOMETRIC:
             return mean
         shifted = mean.log1p_() if alpha < SMALL_ALPHA else mean.log_()
         return shifted.div_(alpha).add_(self.peak)
@@ -158,7 +160,7 @@ class PowerSums:
         down = self.peak - peak
         powers: dict[float, Tensor] = {}
         for alpha, total in self.totals.items():
-            if alpha == 0:
+            if alpha < GEOMETRIC:
                 continue
             if alpha < SMALL_ALPHA:  # Σ expm1(a + d) = Σ expm1(a)·e^d + count·expm1(d)
                 shrink = (down * alpha).expm1_()

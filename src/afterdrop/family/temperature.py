@@ -170,8 +170,9 @@ def bracket(log_probs: Tensor, targets: Tensor) -> Nodes:
     """Nodes around the temperature that suits a first batch of deterministic predictions.
 
     The center is the power of 4 with the lowest penalised XE, so ordinary networks get 1/8 to 8
-    and logits multiplied by 100 get 8 to 512. The penalty of 2 j² nats (center 4^j) keeps a small
-    batch without a mistake, whose optimum is 0, at 1. Powers of 4 make parts of one data set agree.
+    and logits multiplied by 100 get 8 to 512. A batch without a mistake has its optimum at 0, which
+    says nothing; there the scale of the margins decides. The penalty of 2 j² nats (center 4^j)
+    keeps small batches at 1. Powers of 4 make parts of one data set agree.
 
     Args:
         log_probs: [N, V] log-probabilities.
@@ -186,11 +187,27 @@ def bracket(log_probs: Tensor, targets: Tensor) -> Nodes:
     at_target = log_probs.gather(-1, targets.unsqueeze(-1)).squeeze(-1).double()
     G, peak = partitions(log_probs, torch.tensor([4.0**-j for j in exponents]))
     below = (peak.double() - at_target).clamp_max(1e30)
+    if not bool((below > 0).any()):
+        return _around(_margin_scale(log_probs))
     costs = [
         (G[i].double() + 4.0**-j * below).sum().item() + 2 * j * j for i, j in enumerate(exponents)
     ]
-    center = 4.0 ** exponents[costs.index(min(costs))]
+    return _around(4.0 ** exponents[costs.index(min(costs))])
+
+
+def _around(center: float) -> Nodes:
     return Nodes(center / SPAN, center * SPAN)
+
+
+def _margin_scale(log_probs: Tensor) -> float:
+    """1 if the best class mostly leads by 1 to 16 nats, else the power of 4 that makes it so."""
+    if not log_probs.numel():
+        return 1.0
+    first, second = log_probs.double().topk(2, -1).values.unbind(-1)
+    margin = (first - second).median().item()
+    if 1 <= margin <= 16 or not 0 < margin < math.inf:
+        return 1.0
+    return 4.0 ** round(math.log(margin / 4.0, 4.0))
 
 
 def fit_temperature(values: Tensor, targets: Tensor, nodes: Nodes) -> tuple[Tensor, Tensor]:
