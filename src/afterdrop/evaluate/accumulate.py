@@ -20,6 +20,9 @@ from afterdrop.family.temperature import COARSE, Nodes, partitions
 
 Results = dict[str, Tensor]
 
+COLUMN = ("target", "peak", "class", "partition", "one", "two", "entropy")
+MOMENTS = ("bound", "lowest", "highest", "mean", "square", "second", "spread", "mean_entropy")
+
 
 class Accumulator(Protocol):
     """Takes log-probabilities of samples, block by block, and gives per-target results."""
@@ -55,7 +58,8 @@ def at_targets(lp: Tensor, targets: Tensor) -> Tensor:
 def distribution(log_means: Tensor, targets: Tensor, nodes: Nodes) -> Results:
     """What later temperatures need of log M [..., N, V]: target, peak, class, partitions.
 
-    `one` and `two` are L(1) and L(2), exact: XE, bounds and Brier at T = 1 take no interpolation.
+    `one` and `two` are L(1) and L(2), exact, and `entropy` is that at T = 1: there nothing is
+    interpolated, whatever the bracket.
     """
     at_target = at_targets(log_means, targets).double()
     inverse = torch.cat([nodes.inverse(), torch.tensor([1.0, 2.0], dtype=torch.float64)])
@@ -68,7 +72,13 @@ def distribution(log_means: Tensor, targets: Tensor, nodes: Nodes) -> Results:
         "partition": G[:-2].movedim(0, -2).float(),
         "one": G[-2].double() + top,
         "two": G[-1].double() + 2 * top,
+        "entropy": _entropy(log_means, (G[-2] + peak).unsqueeze(-1)),
     }
+
+
+def _entropy(log_means: Tensor, log_z: Tensor) -> Tensor:
+    log_p = (log_means - log_z).clamp_min_(LOWEST)
+    return -(log_p.exp() * log_p).sum(-1).double()
 
 
 def cross_entropies(log_means: Tensor, targets: Tensor, inverse: Tensor) -> Tensor:
@@ -162,7 +172,7 @@ class MeanTemper:
             "target": torch.stack([moment[a] for a in self.alphas], 1),
             "second": torch.stack([moment[2 * a] for a in self.alphas], 1),
             "spread": (ratio.exp().sum(-1) - 1).clamp_min_(0.0).double(),
-            "sample_entropy": sums.entropy.double() / len(lp_K),
+            "mean_entropy": sums.entropy.double() / len(lp_K),
         }
 
     def _moment_powers(self) -> set[float]:
@@ -238,7 +248,7 @@ class SampleTemper:
                 cells["peak"].append(peak.double())
                 cells["square"].append((2 * log_p).logsumexp(-1).double())
                 cells["class"].append(top.int())
-                cells["entropy"].append(-(log_p.exp() * log_p.clamp_min(LOWEST)).sum(-1).double())
+                cells["entropy"].append(_entropy(log_p, torch.zeros_like(peak).unsqueeze(-1)))
             for name, tensors in cells.items():
                 columns[name].append(torch.stack(tensors, 1))
         out = {f"sample_{name}": torch.stack(tensors, 1) for name, tensors in columns.items()}

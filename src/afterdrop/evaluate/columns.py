@@ -15,7 +15,9 @@ from afterdrop.family.estimates import Values, cluster_sums
 from afterdrop.family.temperature import COARSE, Nodes, fit_interpolated, fit_temperature
 
 
-def _check(temperature: float, low: float, high: float) -> Tensor:
+def within(temperature: float, nodes: Nodes) -> Tensor:
+    """The inverse of a temperature, which must lie within the bracket of the nodes."""
+    low, high = nodes.low, nodes.high
     if not low * (1 - 1e-9) <= temperature <= high * (1 + 1e-9):
         raise ScoresError(
             f"temperature={temperature:g} lies outside the bracket {low:g} to {high:g} of these "
@@ -35,6 +37,7 @@ class MeanColumn:
         partition: [J, N] G(b) = log Σ_c exp(b (log M(c) − peak)).
         one: [N] L(1).
         two: [N] L(2).
+        entropy_one: [N] entropy at T = 1.
         half: [2, Jc + 1, N] XE of each half minus XE, at the coarse nodes and at T = 1; or None.
         nodes: The nodes.
         num_samples: K, or 0.
@@ -46,6 +49,7 @@ class MeanColumn:
     partition: Tensor
     one: Tensor
     two: Tensor
+    entropy_one: Tensor
     half: Tensor | None
     nodes: Nodes
     num_samples: int
@@ -56,7 +60,7 @@ class MeanColumn:
             whole = self.one - self.target
             delta = None if self.half is None else self.half[:, -1]
         else:
-            b = _check(temperature, self.nodes.low, self.nodes.high)
+            b = within(temperature, self.nodes)
             whole = self._partition(b) + b * (self.peak - self.target)
             weights = self.nodes.weights(b, COARSE)
             delta = None if self.half is None else weights @ self.half[:, :-1].double()
@@ -69,22 +73,21 @@ class MeanColumn:
         """Log-probability of the predicted class."""
         if temperature == 1:
             return self.peak - self.one
-        return -self._partition(_check(temperature, self.nodes.low, self.nodes.high))
+        return -self._partition(within(temperature, self.nodes))
 
     def log_square(self, temperature: float) -> Tensor:
         """Log of Σ_c p(c)², for the Brier score."""
         if temperature == 1:
             return self.two - 2 * self.one
-        b = _check(temperature, self.nodes.low, self.nodes.high)
+        b = within(temperature, self.nodes)
         return self._partition(2 * b) - 2 * self._partition(b)
 
     def entropy(self, temperature: float) -> Tensor:
         """Entropy of the distribution: G − dG/ds with s = log b."""
-        b = torch.tensor(1.0, dtype=torch.float64)
-        value = self.one - self.peak
-        if temperature != 1:
-            b = _check(temperature, self.nodes.low, self.nodes.high)
-            value = self._partition(b)
+        if temperature == 1:
+            return self.entropy_one
+        b = within(temperature, self.nodes)
+        value = self._partition(b)
         step = 1e-3
         ahead, behind = (self._partition(b * torch.exp(torch.tensor(x))) for x in (step, -step))
         return value - (ahead - behind) / (2 * step)
@@ -130,7 +133,7 @@ class SampleColumn:
     num_samples: int
 
     def _weights(self, temperature: float) -> Tensor:
-        return self.nodes.weights(_check(temperature, self.nodes.low, self.nodes.high))
+        return self.nodes.weights(within(temperature, self.nodes))
 
     def xe(self, temperature: float) -> Values:
         """Cross entropies of the targets."""

@@ -15,10 +15,10 @@ import torch
 from torch import nn
 from tqdm import tqdm
 
-from afterdrop.errors import DataError
+from afterdrop.errors import AfterdropError, DataError, MemberError
 from afterdrop.evaluate.accumulate import log_softmax
 from afterdrop.evaluate.parts import Parts
-from afterdrop.evaluate.passes import Batch, Reader, call, memory_budget
+from afterdrop.evaluate.passes import Batch, Reader, call, fresh, memory_budget
 from afterdrop.evaluate.protocol import Protocol, fingerprint
 from afterdrop.evaluate.scores import Scores
 from afterdrop.evaluate.worker import Worker
@@ -93,10 +93,10 @@ def evaluate(
     """
     settings = Settings(
         Grid() if grid is None else grid,
-        Plan(num_samples, seed, masks, blocks if num_samples > 1 else 1),
+        Plan(num_samples, seed, masks, blocks),
         split,
-        tuple(rates),
-        tuple(noise),
+        (rates,) if isinstance(rates, str) else tuple(rates),
+        (noise,) if isinstance(noise, str) else tuple(noise),
         Reader(batch_dim, ignore_index),
         temperatures,
         first_example,
@@ -125,6 +125,8 @@ class Settings:
     stream: tuple[tuple[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.grid, Grid):
+            raise MemberError(f"grid={self.grid!r} must be a Grid, as in Grid(alphas=(0, 1))")
         if self.plan.num_samples == 1 and len(self.grid.alphas) > 1 and self.grid.stochastic:
             raise DataError(
                 f"num_samples=1 with alphas {self.grid.alphas}: one sample has one mean, so all "
@@ -149,7 +151,7 @@ def run_evaluation(
         worker = worker_class(
             model, reader, protocol, sites, memory_budget(settings.memory, device)
         )
-        parts = Parts(settings.resume, protocol, worker)
+        parts = Parts(settings.resume, protocol, worker, settings.first_example)
         bar = tqdm(
             total=total,
             desc=f"evaluate {settings.split}",
@@ -196,14 +198,23 @@ def _dry_run(model: nn.Module, first: Batch, settings: Settings) -> Sites | None
     if not settings.grid.stochastic:
         return None
     dim = settings.reader.batch_dim
-    inputs = take_rows(first.inputs, dim, first.size, 0, min(first.size, _DRY_EXAMPLES), 1)
     options: dict[str, Any] = {"rates": settings.rates, "noise": settings.noise, "batch_dim": dim}
-    return call(lambda *args, **kwargs: find_sites(model, *args, **options, **kwargs), inputs)
+
+    def dry_run(examples: int) -> Sites:
+        inputs = take_rows(first.inputs, dim, first.size, 0, examples, 1)
+        return call(lambda *args, **kwargs: find_sites(model, *args, **options, **kwargs), inputs)
+
+    try:
+        return dry_run(min(first.size, _DRY_EXAMPLES))
+    except AfterdropError:
+        raise
+    except Exception:  # an input that only looks like a batch cannot be cut: take all of it
+        return dry_run(first.size)
 
 
 def _protocol(model: nn.Module, first: Batch, settings: Settings, sites: Sites | None) -> Protocol:
     reader = settings.reader
-    logits = reader.logits(call(model, first.inputs), first.targets, 1)[0]
+    logits = reader.logits(call(model, fresh(first, reader)), first.targets, 1)[0]
     classes = logits.shape[-1]
     if classes < 2:
         raise DataError(f"the model gives {classes} logit per target; give at least 2 classes")

@@ -155,12 +155,18 @@ class LanguageWorker(Worker):
     def __init__(self, *args: Any, stream: StreamSettings) -> None:
         super().__init__(*args)
         self.stream = stream
-        self._states: dict[str, Any] = {}
+        self._states: dict[str, Any] = {}  # after the last finished window
+        self._after: dict[str, Any] = {}  # of the window that is running
         self._captured: Tensor | None = None
-        self._fresh = True
         if self.sites is not None and stream.lifetime == "stream":
             self.sites = with_streams(self.model, self.sites)
             self.control = self.sites.control(self.model)
+
+    def batch(self, batch: Batch, number: int) -> Results:
+        """All results of one window; only then do the samples' states move on."""
+        results = super().batch(batch, number)
+        self._states.update(self._after)
+        return results
 
     def rows(
         self, multipliers: tuple[float, ...], samples: range, batch: Batch, examples: range
@@ -195,7 +201,7 @@ class LanguageWorker(Worker):
                 "with less memory= or fewer stripes"
             )
         part = take_rows((tokens, start), 0, batch.size, examples.start, examples.stop, copies)
-        logits, self._states[key] = self.control.forward(
+        logits, self._after[key] = self.control.forward(
             rows, part[0], self._states.get(key, part[1])
         )
         logits = self.reader.logits(logits, batch.targets[examples.start : examples.stop], copies)

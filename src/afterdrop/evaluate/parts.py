@@ -4,7 +4,7 @@ A part holds the results of a few batches in order. Parts are written every half
 interruption; joined in order they are what an uninterrupted evaluation would have held.
 """
 
-import shutil
+import contextlib
 import time
 from pathlib import Path
 from typing import Any
@@ -30,20 +30,24 @@ class Parts:
         folder: Where parts are kept, or None to keep nothing.
         protocol: Of this evaluation; parts of another one are refused.
         worker: Whose carried state, if it has one, is kept with the parts.
+        first_example: Number of the first example.
     """
 
-    def __init__(self, folder: str | Path | None, protocol: Protocol, worker: Worker) -> None:
+    def __init__(
+        self, folder: str | Path | None, protocol: Protocol, worker: Worker, first_example: int
+    ) -> None:
         self.folder = None if folder is None else Path(folder)
-        self.protocol, self.worker = protocol, worker
+        self.protocol, self.worker, self.first_example = protocol, worker, first_example
         self._results: list[dict[str, Tensor]] = []
         self._digests: list[str] = []
-        self._unsaved = 0
+        self._unsaved = self._seen = 0
         self._saved = 0.0
         if self.folder is not None and self.folder.exists():
             self._load(self.folder)
 
     def done(self, number: int, batch: Batch) -> bool:
         """Whether a batch is finished already; refuses if its data are not those of then."""
+        self._seen = number + 1
         if number >= len(self._digests):
             return False
         if self._digests[number] != _digest(batch):
@@ -62,12 +66,20 @@ class Parts:
             self._save()
 
     def finish(self) -> dict[str, Tensor]:
-        """All results joined; the folder is not needed any more."""
+        """All results joined; the parts on disk are not needed any more."""
+        if self._seen < len(self._digests):
+            raise FileError(
+                f"{self.folder} holds {len(self._digests)} finished batches, the data now have "
+                f"{self._seen}; give the same data, or remove that folder"
+            )
         joined = {
             name: torch.cat([part[name] for part in self._results], -1) for name in self._results[0]
         }
         if self.folder is not None and self.folder.exists():
-            shutil.rmtree(self.folder)
+            for path in self.folder.glob("part-*.safetensors"):
+                path.unlink()
+            with contextlib.suppress(OSError):  # what else is in the folder is not ours
+                self.folder.rmdir()
         return joined
 
     def __enter__(self) -> "Parts":
@@ -84,7 +96,11 @@ class Parts:
             return
         fresh, digests = self._results[-self._unsaved :], self._digests[-self._unsaved :]
         joined = {name: torch.cat([part[name] for part in fresh], -1) for name in fresh[0]}
-        note = {"protocol": self.protocol.to_json(), "digests": digests}
+        note = {
+            "protocol": self.protocol.to_json(),
+            "digests": digests,
+            "first_example": self.first_example,
+        }
         number = len(list(self.folder.glob("part-*.safetensors"))) if self.folder.exists() else 0
         carried = {_CARRIED + name: tensor for name, tensor in self.worker.carried().items()}
         path = self.folder / f"part-{number:05d}.safetensors"
@@ -101,6 +117,11 @@ class Parts:
             self.protocol.require_same(
                 Protocol.from_json(note["protocol"]), f"this evaluation and the parts in {folder}"
             )
+            if note["first_example"] != self.first_example:
+                raise FileError(
+                    f"the parts in {folder} start at first_example={note['first_example']}, not "
+                    f"{self.first_example}; give the same, or remove that folder"
+                )
             carried = {n: results.pop(n) for n in list(results) if n.startswith(_CARRIED)}
             self.worker.restore({n.removeprefix(_CARRIED): t for n, t in carried.items()})
             self._results.append(results)

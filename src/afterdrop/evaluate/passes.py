@@ -12,8 +12,9 @@ from torch import Tensor
 
 from afterdrop.errors import DataError
 from afterdrop.masks.control import Control
+from afterdrop.masks.dry_run import output_tensor
 from afterdrop.masks.rows import Rows, split_evenly, take_rows
-from afterdrop.masks.sites import Sites, output_tensor
+from afterdrop.masks.sites import Sites
 from afterdrop.masks.uniforms import Plan
 
 _SAMPLES_AT_ONCE = 5
@@ -89,6 +90,8 @@ class Reader:
             )
         if targets.dim() > self.batch_dim:
             targets = targets.movedim(self.batch_dim, 0)
+        if targets.shape[0] == 0:
+            raise DataError(f"batch {number} has no examples; leave it out")
         if isinstance(inputs, list):
             inputs = tuple(inputs)
         return Batch(to_device(inputs, device), targets.to(device).long(), first, targets.shape[0])
@@ -100,14 +103,19 @@ class Reader:
     def logits(self, output: Any, targets: Tensor, copies: int) -> Tensor:
         """Logits [copies, N, V] of the targets that count."""
         logits = output_tensor(output)
+        found = tuple(logits.shape)
         if self.batch_dim and logits.dim() > self.batch_dim + 1:
             logits = logits.movedim(self.batch_dim, 0)
-        shape = tuple(targets.shape)
-        if logits.numel() == 0 or logits.numel() // logits.shape[-1] != copies * targets.numel():
+        rows, *rest = targets.shape
+        whole = (copies * rows, *rest)
+        # [B · time, V] is read batch-major, which no other batch dimension gives.
+        flat = (copies * targets.numel(),) if self.batch_dim == 0 else whole
+        if tuple(logits.shape[:-1]) not in (whole, flat):
             raise DataError(
-                f"logits of shape {tuple(logits.shape)} do not match targets of shape {shape}"
+                f"logits of shape {found} do not match targets of shape {tuple(targets.shape)}"
                 + f" x {copies} samples" * (copies > 1)
-                + "; logits must be the targets' shape with the classes as last dimension"
+                + "; logits must have the targets' shape with the classes as last dimension "
+                f"(batch_dim={self.batch_dim})"
             )
         logits = logits.reshape(copies, targets.numel(), logits.shape[-1])
         counts = self.counts(targets)
@@ -178,6 +186,11 @@ def memory_budget(memory: int | None, device: torch.device) -> tuple[int, int]:
         free = int(torch.cuda.mem_get_info(device)[0] * 0.4)
         return free, free
     return CPU_MEMORY, CPU_CACHE
+
+
+def fresh(batch: Batch, reader: Reader) -> Any:
+    """A copy of a batch's inputs: a model may write into what it is given."""
+    return take_rows(batch.inputs, reader.batch_dim, batch.size, 0, batch.size, 1)
 
 
 def run_rows(control: Control, reader: Reader, batch: Batch, rows: Rows, examples: range) -> Tensor:

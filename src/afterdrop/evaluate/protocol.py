@@ -89,9 +89,11 @@ class Protocol:
         for field in dataclasses.fields(self):
             mine, theirs = getattr(self, field.name), getattr(other, field.name)
             if mine != theirs:
+                remedy = "evaluate with the same settings and the same weights"
+                if field.name in ("low", "high"):
+                    remedy = "evaluate each with the same temperatures=(low, high)"
                 raise ScoresError(
-                    f"{what} differ in {field.name}: {mine!r} against {theirs!r}; evaluate with "
-                    "the same settings and the same weights"
+                    f"{what} differ in {field.name}: {mine!r} against {theirs!r}; {remedy}"
                 )
 
 

@@ -1,9 +1,9 @@
 """Scores: the results of an evaluation per target, and everything that follows from them.
 
 Legend: L multipliers above 0, A alphas, J nodes, N targets. Tensors by name, N last:
-    targets, examples [N]; det_* of the deterministic member: target, peak, class, one, two [N],
-    partition [J, N]; mc_* likewise with [L, A] in front, and half [L, A, 2, Jc + 1, N];
-    mc_bound, mc_lowest, mc_highest, mc_mean, mc_square, mc_spread, mc_sample_entropy [L, N],
+    targets, examples [N]; det_* of the deterministic member: target, peak, class, one, two,
+    entropy [N], partition [J, N]; mc_* likewise with [L, A] in front, half [L, A, 2, Jc + 1, N];
+    mc_bound, mc_lowest, mc_highest, mc_mean, mc_square, mc_spread, mc_mean_entropy [L, N],
     mc_second [L, A, N]; mc_curve [blocks, L, A, N]; mc_sample_* with temper="sample" [L, A, J, N].
 """
 
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from afterdrop.errors import ScoresError
+from afterdrop.evaluate.accumulate import COLUMN
 from afterdrop.evaluate.columns import Column, MeanColumn, SampleColumn
 from afterdrop.evaluate.protocol import Protocol
 from afterdrop.evaluate.scores_file import read_scores, write_scores
@@ -203,7 +204,7 @@ class Scores:
             )
         row, _ = self.index(member)
         mean = self._column(member).entropy(1.0)
-        return self._metric(member, mean - self.tensors["mc_sample_entropy"][row])
+        return self._metric(member, mean - self.tensors["mc_mean_entropy"][row])
 
     def by_frequency(
         self, member: Member, counts: Tensor, bands: Sequence[tuple[float, float]]
@@ -318,11 +319,12 @@ class Scores:
         return self._read("mc_", self.index(member), self.num_samples)
 
     def _read(self, prefix: str, at: Any, samples: int) -> MeanColumn:
-        names = ("target", "peak", "class", "partition", "one", "two")
-        target, peak, top, partition, one, two = (self.tensors[prefix + n][at] for n in names)
+        target, peak, top, partition, one, two, entropy = (
+            self.tensors[prefix + name][at] for name in COLUMN
+        )
         half = self.tensors[prefix + "half"][at] if prefix + "half" in self.tensors else None
         nodes = self.protocol.nodes
-        return MeanColumn(target, peak, top, partition, one, two, half, nodes, samples)
+        return MeanColumn(target, peak, top, partition, one, two, entropy, half, nodes, samples)
 
     def _sample_column(self, member: Member) -> SampleColumn:
         if "mc_sample_xe" not in self.tensors:

@@ -9,7 +9,8 @@ import safetensors
 from safetensors.torch import load, save
 from torch import Tensor
 
-from afterdrop.errors import FileError
+from afterdrop.errors import AfterdropError, FileError
+from afterdrop.evaluate.accumulate import COLUMN, MOMENTS
 from afterdrop.evaluate.protocol import Protocol
 from afterdrop.files import write_atomic
 
@@ -30,10 +31,15 @@ def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """
     try:
         with safetensors.safe_open(str(path), framework="pt") as file:
-            note = (file.metadata() or {}).get("afterdrop")
-        return load(Path(path).read_bytes()), json.loads(note) if note else {}
-    except (OSError, ValueError, safetensors.SafetensorError) as error:
+            text = (file.metadata() or {}).get("afterdrop", "{}")
+        tensors = load(Path(path).read_bytes())
+    except (OSError, safetensors.SafetensorError) as error:
         raise FileError(f"cannot read {path}: {error}; is it complete?") from error
+    try:
+        note = json.loads(text)
+    except ValueError:
+        note = {}
+    return tensors, note if isinstance(note, dict) else {}
 
 
 def write_scores(path: str | Path, protocol: Protocol, tensors: Mapping[str, Tensor]) -> None:
@@ -50,10 +56,19 @@ def read_scores(path: str | Path) -> tuple[Protocol, dict[str, Tensor]]:
     """
     tensors, note = read_tensors(path)
     if note.get("kind") != _KIND:
-        raise FileError(f"{path} holds no afterdrop scores; make them with afterdrop evaluate")
+        raise FileError(f"{path} is foreign: it holds no scores; make them with afterdrop evaluate")
     if note.get("version") != _VERSION:
         raise FileError(
             f"{path} has schema version {note.get('version')!r}, this afterdrop reads {_VERSION}; "
             "evaluate again"
         )
-    return Protocol.from_json(note["protocol"]), tensors
+    try:
+        protocol = Protocol.from_json(note["protocol"])
+    except (AfterdropError, KeyError, TypeError, ValueError) as error:
+        raise FileError(f"{path} is foreign or damaged: no protocol ({error})") from error
+    names = ["targets", "examples", *(f"det_{n}" for n in COLUMN)]
+    names += [f"mc_{n}" for n in (*COLUMN, *MOMENTS)] if protocol.grid.stochastic else []
+    missing = [name for name in names if name not in tensors]
+    if missing:
+        raise FileError(f"{path} holds scores that lack {', '.join(missing)}; evaluate again")
+    return protocol, tensors

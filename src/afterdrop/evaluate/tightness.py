@@ -3,9 +3,8 @@
 import math
 from typing import TYPE_CHECKING
 
-import torch
-
 from afterdrop.errors import ScoresError
+from afterdrop.evaluate.columns import within
 from afterdrop.family.bounds import Bounds, jensen_bounds, variance_of_probability
 from afterdrop.family.member import Member
 
@@ -63,7 +62,7 @@ def _tempered(scores: "Scores", member: Member, row: int) -> Bounds:
             "grid=Grid(..., temper='sample')"
         )
     nodes = scores.protocol.sample_nodes
-    weights = nodes.weights(torch.tensor(1.0 / member.temperature, dtype=torch.float64))
+    weights = nodes.weights(within(member.temperature, nodes))
     bound = weights @ scores.tensors["mc_sample_bound"][row]
     objective = -scores.values(member).whole
     if member.alpha == 0:  # the mean of logs is the bound itself: no Jensen gap

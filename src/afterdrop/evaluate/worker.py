@@ -16,6 +16,7 @@ from afterdrop.evaluate.passes import (
     Chunks,
     Reader,
     call,
+    fresh,
     plan_chunks,
     run_rows,
     sample_ranges,
@@ -56,7 +57,8 @@ class Worker:
         examples = torch.arange(batch.first, batch.first + batch.size).repeat_interleave(each)
         targets = batch.targets.flatten()[counts]
         results = {"targets": targets.cpu(), "examples": examples[counts.cpu()]}
-        logits = self.reader.logits(call(self.model, batch.inputs), batch.targets, 1)[0]
+        inputs = fresh(batch, self.reader)
+        logits = self.reader.logits(call(self.model, inputs), batch.targets, 1)[0]
         lp = log_softmax(logits, f"batch {number}")
         det = distribution(lp, targets, self.protocol.nodes)
         results.update({f"det_{name}": tensor.cpu() for name, tensor in det.items()})

@@ -7,8 +7,9 @@ module's mode, each declared rate and each replaced forward is what it was, exce
 """
 
 import contextlib
+import dataclasses
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,8 +18,8 @@ from torch.overrides import TorchFunctionMode
 
 from afterdrop.errors import SiteError
 from afterdrop.masks.operators import HANDLERS
-from afterdrop.masks.rows import Keep, Layout, Rows, keep_mask
-from afterdrop.masks.uniforms import site_key, uniforms
+from afterdrop.masks.rows import Keep, Layout, Rows, keep_mask, row_uniforms
+from afterdrop.masks.uniforms import site_key
 
 
 class Place(NamedTuple):
@@ -58,6 +59,8 @@ class Control(TorchFunctionMode):
         rates: Declared attributes that hold rates of masks which the model draws itself.
         layouts: Where the rows lie at each place, from a dry run. None: a dry run, where nothing
             is dropped and each operation is noted in `visits`.
+        places: Where dropout was seen with no module held: in held modules, dropout that their
+            mode switches off is forced on at these places.
     """
 
     def __init__(
@@ -66,20 +69,31 @@ class Control(TorchFunctionMode):
         held: frozenset[str] = frozenset(),
         rates: Sequence[str] = (),
         layouts: dict[Place, Layout] | None = None,
+        places: Collection[Place] = (),
     ) -> None:
         super().__init__()
         self.model, self.held, self.rates, self.layouts = model, held, tuple(rates), layouts
+        self.places = frozenset(places if layouts is None else layouts)
         self.names = {id(module): name for name, module in model.named_modules()}
         self.rows: Rows | None = None
         self.visits: list[Visit] = []
-        self.constant = 1.0 - 2.0**-24  # what uniforms are in a dry run: nothing is dropped
+        self.constant = 0.999  # what uniforms are in a dry run: nothing is dropped
+        self.probe: tuple[Place, Layout, int] | None = None
         self._frames: list[_Frame] = []
         self._calls: Counter[str] = Counter()
 
-    @property
-    def forced(self) -> bool:
-        """Whether the running module is held in eval mode, so that its dropout must be forced."""
-        return bool(self._frames) and self._frames[-1].held
+    def arrive(self) -> tuple[Place, int]:
+        """The place of the operation that runs now, and which call of its module this is."""
+        if not self._frames:
+            raise SiteError("a random operation ran outside the model's forward pass")
+        frame = self._frames[-1]
+        place = Place(frame.name, frame.number)
+        frame.number += 1
+        return place, frame.call
+
+    def forces(self, at: tuple[Place, int]) -> bool:
+        """Whether dropout that is switched off here is only so because the module is held."""
+        return self._frames[-1].held and at[0] in self.places
 
     @property
     def module(self) -> str:
@@ -94,33 +108,57 @@ class Control(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         return handler(self, func, *args, **(kwargs or {}))
 
-    def visit(self, op: str, rate: float, like: Tensor, value: Tensor | None) -> Keep | None:
+    def visit(
+        self,
+        op: str,
+        rate: float,
+        like: Tensor,
+        value: Tensor | None,
+        at: tuple[Place, int] | None = None,
+    ) -> Keep | None:
         """The mask of a dropout operation, or None where nothing is dropped (a dry run)."""
-        place, call = self._arrive()
+        place, call = at or self.arrive()
         if self.layouts is None:
             self.visits.append(Visit(place, call, op, rate, tuple(like.shape), value, False))
-            return None
-        rows = self._running()
-        key = site_key(rows.plan.seed, *place, call)
-        return keep_mask(rows, key, self._layout(place, op), like, rate)
+            if self.probe is None or self.probe[0] != place:
+                return None
+            return Keep(self._probed(torch.ones_like(like), 0.0), 0.0, None, ())
+        rows, layout = self._running(), self._layout(place, op)
+        if layout.scaled:
+            rows = dataclasses.replace(rows, multipliers=(1.0,))
+        if max(rows.multipliers) * rate >= 1:
+            raise SiteError(
+                f"{op} in module {place} has rate {rate:g}: multiplier {max(rows.multipliers):g} x "
+                f"{rate:g} drops everything; use multipliers so that multiplier x rate < 1"
+            )
+        return keep_mask(rows, site_key(rows.plan.seed, *place, call), layout, like, rate)
 
     def raw_uniforms(self, op: str, rate: float | None, like: Tensor) -> Tensor:
         """Uniforms for a mask that the model draws itself, at its declared rate."""
-        place, call = self._arrive()
+        place, call = self.arrive()
         if self.layouts is None:
             self.visits.append(Visit(place, call, op, rate, tuple(like.shape), None, True))
-            return torch.full_like(like, self.constant, dtype=torch.float32)
-        rows = self._running()
-        layout = self._layout(place, op)
-        key = site_key(rows.plan.seed, *place, call)
-        if layout.dim is None:
-            examples = rows.examples[:1] if layout.varies else None
-            return uniforms(rows.plan, key, rows.samples, examples, like.shape, like.device)[0, 0]
-        shape = list(like.shape)
-        per_row = shape[layout.dim] // len(rows)
-        coords = [*shape[: layout.dim], per_row, *shape[layout.dim + 1 :]]
-        u = uniforms(rows.plan, key, rows.samples, rows.keys(layout), coords, like.device)
-        return u.movedim((0, 1), (layout.dim, layout.dim + 1)).reshape(shape)
+            return self._constant_uniforms(place, like)
+        rows, layout = self._running(), self._layout(place, op)
+        return row_uniforms(rows, site_key(rows.plan.seed, *place, call), layout, like)
+
+    def _constant_uniforms(self, place: Place, like: Tensor) -> Tensor:
+        u = torch.full_like(like, self.constant, dtype=torch.float32)
+        if self.probe is None or self.probe[0] != place:
+            return u
+        return self._probed(u, 1 - self.constant)
+
+    def _probed(self, x: Tensor, value: float) -> Tensor:
+        """`x` with `value` in the first half of the rows, as the probed layout has them."""
+        assert self.probe is not None
+        _, layout, rows = self.probe
+        assert layout.dim is not None
+        outer = layout.order == "outer"
+        x = x.contiguous()
+        x.unflatten(layout.dim, (-1, 2, rows) if outer else (2, -1)).select(
+            layout.dim + outer, 0
+        ).fill_(value)
+        return x
 
     def forward(self, rows: Rows | None, *args: Any, **kwargs: Any) -> Any:
         """One forward pass of the model with the masks of `rows`."""
@@ -130,26 +168,22 @@ class Control(TorchFunctionMode):
         with self:
             return self.model(*args, **kwargs)
 
-    def _arrive(self) -> tuple[Place, int]:
-        if not self._frames:
-            raise SiteError("a random operation ran outside the model's forward pass")
-        frame = self._frames[-1]
-        place = Place(frame.name, frame.number)
-        frame.number += 1
-        return place, frame.call
-
     def _running(self) -> Rows:
         assert self.rows is not None
         return self.rows
 
     def _layout(self, place: Place, op: str) -> Layout:
         assert self.layouts is not None
-        if place not in self.layouts:
-            raise SiteError(
-                f"{op} in module {place} was not seen in the dry run: the model takes another "
-                "path on this input; run find_sites on an input that takes every path"
-            )
-        return self.layouts[place]
+        if place in self.layouts:
+            return self.layouts[place]
+        # A loop may run longer than in the dry run: its operations all look alike.
+        others = {layout for p, layout in self.layouts.items() if p.module == place.module}
+        if len(others) == 1:
+            return others.pop()
+        raise SiteError(
+            f"{op} in module {place} was not seen in the dry run: the model takes another path on "
+            "this input; evaluate with a first batch that takes every path"
+        )
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         name = self.names.get(id(module), "(outside)")
@@ -161,30 +195,44 @@ class Control(TorchFunctionMode):
             self._frames.pop()
 
     @contextlib.contextmanager
-    def prepared(self, multiplier: float = 1.0) -> Iterator["Control"]:
-        """Sets modes, declared rates (times `multiplier`) and hooks; restores all of it after."""
-        modes = [(module, module.training) for module in self.model.modules()]
-        owners = [_owner(self.model, path) for path in self.rates]
-        values = [(owner, name, getattr(owner, name)) for owner, name in owners]
+    def watching(self) -> Iterator["Control"]:
+        """Knows which module is running, and changes nothing."""
         register = torch.nn.modules.module
         hooks = [
             register.register_module_forward_pre_hook(self._enter),
             register.register_module_forward_hook(self._leave, always_call=True),
         ]
-        replaced = [m for m in self.model.modules() if drop_path_rate(m) is not None]
+        try:
+            yield self
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    @contextlib.contextmanager
+    def prepared(self, multiplier: float = 1.0) -> Iterator["Control"]:
+        """Sets modes, declared rates (times `multiplier`) and hooks; restores all of it after."""
+        modes = [(module, module.training) for module in self.model.modules()]
+        owners = [_owner(self.model, path) for path in self.rates]
+        values = [(owner, name, getattr(owner, name)) for owner, name in owners]
+        replaced = [
+            (module, module.__dict__.get("forward"))
+            for module in self.model.modules()
+            if drop_path_rate(module) is not None
+        ]
         try:
             for name, module in self.model.named_modules():
                 module.training = name not in self.held
             for owner, name, value in values:
                 setattr(owner, name, value * multiplier)
-            for module in replaced:
+            for module, _ in replaced:
                 module.__dict__["forward"] = self._drop_path(module)
-            yield self
+            with self.watching():
+                yield self
         finally:
-            for hook in hooks:
-                hook.remove()
-            for module in replaced:
-                module.__dict__.pop("forward", None)
+            for module, forward in replaced:
+                del module.__dict__["forward"]
+                if forward is not None:
+                    module.__dict__["forward"] = forward
             for owner, name, value in values:
                 setattr(owner, name, value)
             for module, mode in modes:
@@ -200,7 +248,7 @@ class Control(TorchFunctionMode):
             shape = [1] * x.dim()
             if getattr(module, "mode", "row") == "row":
                 shape[0] = x.shape[0]
-            keep = self.visit("drop_path", rate, x.new_empty(()).expand(shape), None)
+            keep = self.visit("drop_path", rate, x.new_empty(()).expand(shape), x)
             if keep is None:
                 return x
             scaled = keep.mask.div_(1.0 - keep.rate) if _rescales(module) else keep.mask

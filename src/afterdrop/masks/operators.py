@@ -9,7 +9,6 @@ their bodies. `under_control` runs a copy of the body whose dispatch test says n
 inside, so that F.multi_head_attention_forward is seen as the attention and dropout it consists of.
 """
 
-import inspect
 import math
 import warnings
 from collections.abc import Callable
@@ -29,9 +28,11 @@ Handler = Callable[..., Any]
 _SELU = 1.7580993408473766  # λα of SELU, the value that alpha dropout gives to dropped units
 
 
-def drop(control: "Control", op: str, x: Tensor, rate: float, shape: list[int]) -> Tensor:
+def drop(
+    control: "Control", op: str, x: Tensor, rate: float, shape: list[int], place: Any = None
+) -> Tensor:
     """Plain dropout of `x` with one mask value per element of `shape`."""
-    keep = control.visit(op, rate, x.new_empty(()).expand(shape), x)
+    keep = control.visit(op, rate, x.new_empty(()).expand(shape), x, place)
     if keep is None:
         return x
     scaled = keep.mask.div_(1.0 - keep.rate)
@@ -40,9 +41,11 @@ def drop(control: "Control", op: str, x: Tensor, rate: float, shape: list[int]) 
     return (keep.unfold(x) * scaled).reshape(x.shape)
 
 
-def alpha_drop(control: "Control", op: str, x: Tensor, rate: float, shape: list[int]) -> Tensor:
+def alpha_drop(
+    control: "Control", op: str, x: Tensor, rate: float, shape: list[int], place: Any = None
+) -> Tensor:
     """Alpha dropout: dropped units become −λα, then an affine map restores mean and variance."""
-    keep = control.visit(op, rate, x.new_empty(()).expand(shape), x)
+    keep = control.visit(op, rate, x.new_empty(()).expand(shape), x, place)
     if keep is None:
         return x
     p = keep.rate
@@ -53,12 +56,13 @@ def alpha_drop(control: "Control", op: str, x: Tensor, rate: float, shape: list[
 
 def _dropout(rule: Handler, op: str, *, feature: bool, inplace: bool) -> Handler:
     def handler(control: "Control", func: Any, input: Tensor, p: float, train: bool) -> Tensor:
-        if not (train or control.forced) or p == 0:
+        place = control.arrive()
+        if not (train or control.forces(place)) or p == 0:
             return input
         shape = list(input.shape)
         if feature:
             shape = shape[:2] + [1] * (len(shape) - 2)
-        result = rule(control, op, input, p, shape)
+        result = rule(control, op, input, p, shape, place)
         return input.copy_(result) if inplace else result
 
     return handler
@@ -104,7 +108,9 @@ def _attention(
             scores = scores.masked_fill(~attn_mask, float("-inf"))
         else:
             scores = scores + attn_mask
-    weights = scores.softmax(-1)
+    # A query that sees no key gets zeros, as from torch's own kernels, and not NaN.
+    blind = scores.isneginf().all(-1, keepdim=True)
+    weights = scores.softmax(-1).masked_fill_(blind, 0.0)
     return drop(control, "attention", weights, dropout_p, list(weights.shape)) @ value
 
 
@@ -116,7 +122,7 @@ def _recurrent(op: str) -> Handler:
             args[: 1 + packed],
             args[1 + packed :],
         )
-        if rate == 0 or layers == 1 or not (train or control.forced):
+        if rate == 0 or layers == 1 or not train:
             return func(*args)
         x, lengths = lead[0], lead[1:]
         sides = 2 if both else 1
@@ -178,13 +184,13 @@ def _uniform_(control: "Control", func: Any, self: Tensor, *args: Any, **kwargs:
 
 def _uniform_or(control: "Control", op: str, like: Tensor) -> Tensor:
     """Controlled uniforms in `like`; a single number steers control flow (LayerDrop): torch's."""
-    if like.numel() <= 1:
+    if like.dim() <= 1 and like.numel() <= 1:
         return like.uniform_()
     return like.copy_(control.raw_uniforms(op, None, like))
 
 
 @lru_cache(maxsize=64)
-def _body(func: FunctionType) -> tuple[FunctionType, inspect.Signature]:
+def _body(func: FunctionType) -> FunctionType:
     def never(*args: Any) -> bool:
         return False
 
@@ -192,17 +198,14 @@ def _body(func: FunctionType) -> tuple[FunctionType, inspect.Signature]:
     scope = {**func.__globals__, **dict.fromkeys(names, never)}
     copy = FunctionType(func.__code__, scope, func.__name__, func.__defaults__, func.__closure__)
     copy.__kwdefaults__ = func.__kwdefaults__
-    return copy, inspect.signature(func)
+    return copy
 
 
 def under_control(control: "Control", func: FunctionType, *args: Any, **kwargs: Any) -> Any:
     """Runs the body of a function of torch.nn.functional with its inner operators under control."""
-    body, signature = _body(func)
-    bound = signature.bind(*args, **kwargs)
-    if control.forced and "training" in signature.parameters:
-        bound.arguments["training"] = True
+    body = _body(func)
     with control:
-        return body(*bound.args, **bound.kwargs)
+        return body(*args, **kwargs)
 
 
 _FUNCTIONAL = (

@@ -54,12 +54,14 @@ class Layout:
         order: Whether what is flattened with the rows varies inside a row ("inner") or outside.
         varies: Without rows: whether the mask's shape still follows the batch (packed sequences).
         stream: Whether the mask belongs to a stream of examples (windows of a text), not to each.
+        scaled: Whether the rate comes from a declared attribute, which is scaled already.
     """
 
     dim: int | None
     order: Literal["inner", "outer"] = "inner"
     varies: bool = False
     stream: bool = False
+    scaled: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,17 +91,40 @@ def keep_mask(rows: Rows, key: int, layout: Layout, like: Tensor, rate: float) -
         like: A tensor of the mask's shape, dtype and device (only these are used).
         rate: The site's own rate; multiplied here by each row's multiplier.
     """
-    shape = list(like.shape)
     rates = [multiplier * rate for multiplier in rows.multipliers]
-    if max(rates) >= 1:
-        raise SiteError(
-            f"a dropout site has rate {rate:g}: multiplier {max(rows.multipliers):g} x {rate:g} "
-            "drops everything; use multipliers so that multiplier x rate < 1"
-        )
     if layout.dim is None:
-        examples = rows.examples[:1] if layout.varies else None
-        u = uniforms(rows.plan, key, rows.samples, examples, shape, like.device)[0, 0]
+        u = _shared_uniforms(rows, key, layout, like)
         return Keep(_at_least(u, rates[0], like.dtype), rates[0], None, ())
+    u, at, flattened = _row_uniforms(rows, key, layout, like)
+    u = u.unsqueeze(at)
+    # A rate that is scaled already is one for all rows, which then have one multiplier.
+    three = [len(rows.multipliers), len(rows.samples), len(rows.examples)]
+    threshold: Tensor | float = rates[0]
+    if len(rates) > 1:
+        column = [len(rates)] + [1] * (u.dim() - at - 1)
+        threshold = torch.tensor(rates, dtype=torch.float32, device=like.device).view(column)
+    sizes = tuple(flattened + three if at > layout.dim else three + flattened)
+    return Keep(_at_least(u, threshold, like.dtype), threshold, layout.dim, sizes)
+
+
+def row_uniforms(rows: Rows, key: int, layout: Layout, like: Tensor) -> Tensor:
+    """Uniforms of `like`'s own shape, each row its own; one multiplier only."""
+    if layout.dim is None:
+        return _shared_uniforms(rows, key, layout, like)
+    return _row_uniforms(rows, key, layout, like)[0].reshape(like.shape)
+
+
+def _shared_uniforms(rows: Rows, key: int, layout: Layout, like: Tensor) -> Tensor:
+    examples = rows.examples[:1] if layout.varies else None
+    return uniforms(rows.plan, key, rows.samples, examples, like.shape, like.device)[0, 0]
+
+
+def _row_uniforms(
+    rows: Rows, key: int, layout: Layout, like: Tensor
+) -> tuple[Tensor, int, list[int]]:
+    """Uniforms with S and B where the rows lie, that dimension, and what is flattened with them."""
+    assert layout.dim is not None
+    shape = list(like.shape)
     per_row, rest = divmod(shape[layout.dim], len(rows))
     if rest:
         raise SiteError(
@@ -107,18 +132,10 @@ def keep_mask(rows: Rows, key: int, layout: Layout, like: Tensor, rate: float) -
             f"{layout.dim} as it did in the dry run; its shape depends on more than the batch"
         )
     flattened = [per_row] if per_row > 1 else []
-    outer = layout.order == "outer" and per_row > 1
-    at = layout.dim + outer
+    at = layout.dim + (layout.order == "outer" and per_row > 1)
     coords = shape[: layout.dim] + flattened + shape[layout.dim + 1 :]
     u = uniforms(rows.plan, key, rows.samples, rows.keys(layout), coords, like.device)
-    u = u.movedim((0, 1), (at, at + 1)).unsqueeze(at)
-    three = [len(rows.multipliers), len(rows.samples), len(rows.examples)]
-    threshold: Tensor | float = rates[0]
-    if len(rates) > 1:
-        column = [len(rates)] + [1] * (u.dim() - at - 1)
-        threshold = torch.tensor(rates, dtype=torch.float32, device=like.device).view(column)
-    sizes = tuple(flattened + three if outer else three + flattened)
-    return Keep(_at_least(u, threshold, like.dtype), threshold, layout.dim, sizes)
+    return u.movedim((0, 1), (at, at + 1)), at, flattened
 
 
 def _at_least(u: Tensor, threshold: Tensor | float, dtype: torch.dtype) -> Tensor:
@@ -152,7 +169,7 @@ def tensors(inputs: Any) -> list[Tensor]:
 
 
 def take_rows(inputs: Any, batch_dim: int, batch: int, start: int, stop: int, copies: int) -> Any:
-    """Examples start:stop of nested inputs, `copies` times after each other.
+    """Copies of the examples start:stop of nested inputs, `copies` times after each other.
 
     A tensor follows the batch if its `batch_dim` has size `batch`; everything else is passed on.
     """
@@ -161,7 +178,7 @@ def take_rows(inputs: Any, batch_dim: int, batch: int, start: int, stop: int, co
             return inputs
         part = inputs.narrow(batch_dim, start, stop - start)
         if copies == 1:
-            return part
+            return part.clone()  # the model may write into its input
         times = [1] * part.dim()
         times[batch_dim] = copies
         return part.repeat(times)
@@ -174,43 +191,48 @@ def take_rows(inputs: Any, batch_dim: int, batch: int, start: int, stop: int, co
     return inputs
 
 
-def probe_layout(before: Sequence[int], after: Tensor | Sequence[int], rows: int) -> Layout:
-    """The layout of a mask, from its shape with `rows` rows and its values with twice as many.
+def probe_layout(
+    before: tuple[Sequence[int], Tensor | None],
+    after: tuple[Sequence[int], Tensor | None],
+    rows: int,
+) -> list[Layout]:
+    """Layouts that a mask may have, from passes with `rows` rows and with these twice.
 
-    The doubled pass repeats the same rows and drops nothing, so both halves of the rows must hold
-    equal values: that tells [rows · n, ...] from [n · rows, ...].
+    Both passes drop nothing, so equal rows hold equal values: that tells [rows · n, ...] from
+    [n · rows, ...]. Where values do not tell (masks that the model draws itself), both remain.
 
     Args:
-        before: Shape with `rows` rows.
-        after: The site's tensor with 2 · rows rows, or its shape where there are no values.
+        before: Shape of the mask with `rows` rows, and the values that it belongs to.
+        after: The same with 2 · rows rows.
         rows: Number of rows in `before`.
     """
-    shape = list(after.shape) if isinstance(after, Tensor) else list(after)
-    if list(before) == shape:
-        return Layout(None)
-    doubled = [d for d, (a, b) in enumerate(zip(before, shape)) if a != b]
-    if (
-        len(before) != len(shape)
-        or len(doubled) != 1
-        or shape[doubled[0]] != 2 * before[doubled[0]]
-    ):
-        return Layout(None, varies=True)
+    old, new = list(before[0]), list(after[0])
+    if old == new:
+        return [Layout(None)]
+    doubled = [d for d, (a, b) in enumerate(zip(old, new)) if a != b]
+    if len(old) != len(new) or len(doubled) != 1 or new[doubled[0]] != 2 * old[doubled[0]]:
+        return [Layout(None, varies=True)]
     dim = doubled[0]
-    per_row, rest = divmod(before[dim], rows)
+    per_row, rest = divmod(old[dim], rows)
     if rest or per_row == 0:
-        return Layout(None, varies=True)
-    if per_row == 1 or not isinstance(after, Tensor):
-        return Layout(dim)
-    if _repeats(after.unflatten(dim, (2, -1)), dim):
-        return Layout(dim, "inner")
-    if _repeats(after.unflatten(dim, (-1, 2, rows)), dim + 1):
-        return Layout(dim, "outer")
-    return Layout(None, varies=True)
+        return [Layout(None, varies=True)]
+    inner, outer = Layout(dim), Layout(dim, "outer")
+    if per_row == 1:
+        return [inner]
+    if before[1] is None or after[1] is None:
+        return [inner, outer]
+    x, y = before[1], after[1]
+    found = []
+    if _equal(x, y.narrow(dim, 0, old[dim])):
+        found.append(inner)
+    wide = y.unflatten(dim, (per_row, 2 * rows)).narrow(dim + 1, 0, rows)
+    if _equal(x.unflatten(dim, (per_row, rows)), wide):
+        found.append(outer)
+    return found if len(found) == 1 else [inner, outer]
 
 
-def _repeats(x: Tensor, dim: int) -> bool:
-    first, second = x.unbind(dim)
-    return torch.allclose(first, second, rtol=1e-3, atol=1e-5, equal_nan=True)
+def _equal(x: Tensor, y: Tensor) -> bool:
+    return torch.allclose(x, y, rtol=1e-3, atol=1e-5, equal_nan=True)
 
 
 def split_evenly(total: int, limit: int) -> list[range]:

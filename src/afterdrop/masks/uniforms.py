@@ -66,12 +66,17 @@ class Plan:
             raise DataError(f"masks={self.scheme!r} must be one of {', '.join(SCHEMES)}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise DataError(f"seed={self.seed!r} must be an integer")
+        if isinstance(self.num_samples, bool) or not isinstance(self.num_samples, int):
+            raise DataError(f"num_samples={self.num_samples!r} must be an integer")
+        if self.num_samples < 1:
+            raise DataError(f"num_samples={self.num_samples} must be at least 1")
         if self.num_samples == 1:
+            object.__setattr__(self, "blocks", 1)
             return
         if self.blocks < 2 or self.blocks & (self.blocks - 1):
             raise DataError(f"blocks={self.blocks} must be a power of two, at least 2")
         step = self.blocks * (2 if self.scheme == "antithetic" else 1)
-        if self.num_samples < 1 or self.num_samples % step:
+        if self.num_samples % step:
             near = max(step, round(self.num_samples / step) * step)
             raise DataError(
                 f"num_samples={self.num_samples} must be a positive multiple of {step} "

@@ -6,14 +6,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from afterdrop.errors import MemberError
+from afterdrop.errors import DataError, MemberError
 from afterdrop.evaluate.accumulate import log_softmax
 from afterdrop.evaluate.evaluate import eval_mode
 from afterdrop.evaluate.passes import memory_budget, plan_chunks, sample_ranges
 from afterdrop.family.member import Member
 from afterdrop.family.power_mean import PowerSums
+from afterdrop.masks.dry_run import output_tensor
 from afterdrop.masks.rows import Rows, batch_size, split_evenly, take_rows
-from afterdrop.masks.sites import Sites, find_sites, output_tensor
+from afterdrop.masks.sites import Sites, find_sites
 from afterdrop.masks.uniforms import Plan, Scheme
 
 
@@ -61,7 +62,7 @@ class Predictor(nn.Module):
                 f"member={member!r} must be a Member, for example select(scores).member"
             )
         self.model, self.member = model, member
-        self.plan = Plan(num_samples, seed, masks, 2 if num_samples > 1 else 1)
+        self.plan = Plan(num_samples, seed, masks)
         self.batch_dim, self.memory = batch_dim, memory
         self._options: dict[str, Any] = {"rates": rates, "noise": noise, "batch_dim": batch_dim}
         self._sites: Sites | None = None
@@ -77,9 +78,10 @@ class Predictor(nn.Module):
 
     def _sampled(self, inputs: Any, kwargs: Any) -> Tensor:
         size = batch_size((inputs, kwargs), self.batch_dim)
+        if size == 0:
+            raise DataError("the input has no examples; give at least one")
         if self._sites is None:
-            few = take_rows((inputs, kwargs), self.batch_dim, size, 0, min(4, size), 1)
-            self._sites = find_sites(self.model, *few[0], **self._options, **few[1])
+            self._sites = find_sites(self.model, *inputs, **self._options, **kwargs)
         device = next((p.device for p in self.model.parameters()), torch.device("cpu"))
         budget, cache = memory_budget(self.memory, device)
         # Accumulators are a few times what one row's logits take, which row_bytes contains.

@@ -141,7 +141,7 @@ def select(
         >>> choice.ranking[0].difference.value
         0.0
     """
-    if scores.split == "test":
+    if scores.split.strip().lower() == "test":
         raise SplitError(
             "these are scores of the test split: choosing on them would make any test result "
             "meaningless; select on validation scores, then evaluate the choice on test data"
@@ -151,9 +151,13 @@ def select(
     k = scores.num_samples if num_samples is None else num_samples
     if k < 1:
         raise MemberError(f"num_samples={k} must be at least 1")
+    if folds == 1 or folds < 0:
+        raise MemberError(f"folds={folds} must be 0 (no cross-fitting) or at least 2")
+    if resamples < 0:
+        raise MemberError(f"resamples={resamples} must be at least 0")
+    # Too few examples for folds: say nothing rather than something wrong.
     groups = int(scores.clusters.max()) + 1
-    if folds and not 2 <= folds <= groups:
-        folds = 0 if groups < 4 else min(folds, groups) if folds > 1 else 0
+    folds = min(folds, groups) if groups >= 4 else 0
     fits = [scores.fit(member) for member in scores.members]
     drawn: list[tuple[Member, bool, bool]] = [(m, False, False) for m in scores.members]
     drawn += [(fit.member, True, fit.at_edge) for fit in fits]
@@ -194,7 +198,7 @@ def _rank(scores: Scores, drawn: list[tuple[Member, bool, bool]], k: int) -> tup
 def _choose(ranking: tuple[Candidate, ...], prefer: Prefer) -> Member:
     if prefer == "best":
         return ranking[0].member
-    near = [c for c in ranking if c.difference.value <= c.difference.error]
+    near = [c for c in ranking if not c.difference.value > c.difference.error]
     return min(near, key=lambda c: (not c.member.deterministic, c.tuned)).member
 
 

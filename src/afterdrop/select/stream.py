@@ -55,7 +55,7 @@ class StreamPredictor:
         stream: StreamSettings | None = None,
     ) -> None:
         self.model, self.member = model, member
-        self.plan = Plan(num_samples, seed, "lhs", 2 if num_samples > 1 else 1)
+        self.plan = Plan(num_samples, seed)
         self.stream = stream or StreamSettings()
         self.reset()
         self._sites: Sites | None = None

@@ -1,0 +1,21 @@
+"""Training: the MAP objective, its schedules, and runs that survive being killed."""
+
+from afterdrop.train.checks import ConfigError, TrainError
+from afterdrop.train.config import TrainConfig, differences
+from afterdrop.train.objective import prior_scale
+from afterdrop.train.plan import ModelPlan
+from afterdrop.train.run import TrainResult, run
+from afterdrop.train.saved import LoadedRun, load_model
+
+__all__ = [
+    "ConfigError",
+    "LoadedRun",
+    "ModelPlan",
+    "TrainConfig",
+    "TrainError",
+    "TrainResult",
+    "differences",
+    "load_model",
+    "prior_scale",
+    "run",
+]

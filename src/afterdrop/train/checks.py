@@ -1,0 +1,103 @@
+"""Checks of training settings, and the errors they raise.
+
+Each check says the setting by its dotted name, its value, what is allowed and what to do instead.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Collection, Sequence
+
+from afterdrop.errors import AfterdropError
+
+
+class ConfigError(AfterdropError, ValueError):
+    """A training setting that is unknown, outside its domain, or in conflict with another.
+
+    Example:
+        >>> try:
+        ...     check_number("optimiser.learning_rate", -1, above=0)
+        ... except ValueError as error:
+        ...     print(error)
+        optimiser.learning_rate is -1; it takes a finite number above 0. Give one in that range.
+    """
+
+
+class TrainError(AfterdropError, RuntimeError):
+    """A training run that cannot start here, or cannot go on."""
+
+
+def check_number(
+    name: str,
+    value: object,
+    *,
+    above: float | None = None,
+    least: float | None = None,
+    most: float | None = None,
+) -> None:
+    """Require a finite number in a range.
+
+    Example:
+        >>> check_number("objective.alpha", 0.5, least=0, most=1)
+    """
+    limits = [
+        f"{word} {limit:g}"
+        for word, limit in (("above", above), ("at least", least), ("at most", most))
+        if limit is not None
+    ]
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not math.isfinite(value)
+        or (above is not None and not value > above)
+        or (least is not None and not value >= least)
+        or (most is not None and not value <= most)
+    ):
+        raise ConfigError(
+            f"{name} is {value!r}; it takes a finite number {' and '.join(limits)}. "
+            "Give one in that range."
+        )
+
+
+def check_count(name: str, value: object, *, least: int = 1) -> None:
+    """Require a whole number of at least `least`.
+
+    Example:
+        >>> check_count("schedule.turns", 10)
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise ConfigError(
+            f"{name} is {value!r}; it takes a whole number of at least {least}. Give such an int."
+        )
+
+
+def check_one_of(name: str, value: object, allowed: Sequence[str]) -> None:
+    """Require one of a few words.
+
+    Example:
+        >>> check_one_of("optimiser.name", "adam", ("adam-tf", "adam"))
+    """
+    if value not in allowed:
+        raise ConfigError(
+            f"{name} is {value!r}; allowed are {', '.join(map(repr, allowed))}. Choose one of them."
+        )
+
+
+def check_known(section: str, given: Collection[str], known: Collection[str]) -> None:
+    """Require that all names given are known; otherwise suggest the nearest.
+
+    Example:
+        >>> check_known("schedule", ["turn"], ["turns", "steps_per_turn"])
+        Traceback (most recent call last):
+        afterdrop.train.checks.ConfigError: there is no setting 'schedule.turn'; did you mean \
+'schedule.turns'? Known are steps_per_turn, turns.
+    """
+    prefix = f"{section}." if section else ""
+    for name in given:
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1)
+            hint = f"; did you mean '{prefix}{near[0]}'?" if near else "."
+            raise ConfigError(
+                f"there is no setting '{prefix}{name}'{hint} Known are {', '.join(sorted(known))}."
+            )

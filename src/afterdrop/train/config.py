@@ -1,0 +1,183 @@
+"""One configuration of a training run, from which recipes and `config.json` derive."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any
+
+from afterdrop.train.checks import ConfigError, check_count, check_known
+from afterdrop.train.plan import ModelPlan, known_settings
+from afterdrop.train.sections import (
+    AveragingSection,
+    DataSection,
+    ObjectiveSection,
+    OptimiserSection,
+    ScheduleSection,
+    ValidationSection,
+)
+
+SECTIONS: dict[str, Any] = {
+    "data": DataSection,
+    "objective": ObjectiveSection,
+    "optimiser": OptimiserSection,
+    "schedule": ScheduleSection,
+    "averaging": AveragingSection,
+    "validation": ValidationSection,
+}
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Everything that determines a run; two runs of one configuration on a CPU are equal.
+
+    Attributes:
+        data: What to train on.
+        model: The model.
+        objective: The loss and what a step reads.
+        optimiser: How gradients move weights.
+        schedule: Turns, drops, early stopping.
+        averaging: When weights are averaged.
+        validation: How each turn is validated.
+        seed: Of the initial weights, masks, state resets and data order.
+
+    Example:
+        >>> config = TrainConfig.from_dict({
+        ...     "data": {"name": "builtin:pydoc"},
+        ...     "model": {"hidden_sizes": [64], "input_dropout": 0.3},
+        ...     "objective": {"batch_size": 16, "window": 20},
+        ...     "optimiser": {"learning_rate": 0.004},
+        ...     "schedule": {"steps_per_turn": 100, "turns": 5},
+        ... })
+        >>> config.override({"optimiser.learning_rate": 0.001}).optimiser.learning_rate
+        0.001
+        >>> TrainConfig.from_dict(config.to_dict()) == config
+        True
+    """
+
+    data: DataSection
+    model: ModelPlan
+    objective: ObjectiveSection
+    optimiser: OptimiserSection
+    schedule: ScheduleSection
+    averaging: AveragingSection = field(default_factory=AveragingSection)
+    validation: ValidationSection = field(default_factory=ValidationSection)
+    seed: int = 1
+
+    def __post_init__(self) -> None:
+        check_count("seed", self.seed, least=0)
+        text = self.model.kind == "language_model"
+        if text and self.objective.window is None:
+            raise ConfigError(
+                "objective.window is None; a language model reads windows of a text. "
+                "Give the number of tokens, such as 35."
+            )
+        for section, name, default in (
+            ("objective", "window", None),
+            ("objective", "state_reset", 0.0),
+            ("validation", "window", None),
+        ):
+            value = getattr(getattr(self, section), name)
+            if not text and value != default:
+                raise ConfigError(
+                    f"{section}.{name} is {value!r}; a classifier carries nothing from window to "
+                    f"window. Leave it out, or set model.kind to 'language_model'."
+                )
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> TrainConfig:
+        """The configuration of nested plain values, as TOML and JSON bring them.
+
+        Raises:
+            ConfigError: If a setting is unknown, missing or outside its domain.
+        """
+        check_known("", content, ("model", *SECTIONS, "seed"))
+        made: dict[str, Any] = {"seed": content.get("seed", 1)}
+        for name, section in SECTIONS.items():
+            made[name] = _section(name, section, _table(name, content.get(name, {})))
+        model = dict(_table("model", content.get("model", {})))
+        made["model"] = ModelPlan(model.pop("kind", "language_model"), model)
+        return cls(**made)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested plain values, JSON-friendly: what `from_dict` reads."""
+        content: dict[str, Any] = {
+            "data": {},
+            "model": {
+                "kind": self.model.kind,
+                **{name: _plain(value) for name, value in self.model.settings.items()},
+            },
+        }
+        for name in SECTIONS:
+            section = getattr(self, name)
+            content[name] = {f.name: _plain(getattr(section, f.name)) for f in fields(section)}
+        content["seed"] = self.seed
+        return content
+
+    def override(self, changes: Mapping[str, Any]) -> TrainConfig:
+        """A configuration with settings changed by dotted names.
+
+        A model setting may be removed with None, so that `{"model.budget": None,
+        "model.hidden_sizes": [650]}` exchanges one for the other.
+
+        Raises:
+            ConfigError: If a name is unknown; the nearest is suggested.
+        """
+        content = self.to_dict()
+        for dotted, value in changes.items():
+            section, _, name = dotted.rpartition(".")
+            check_known("", [dotted], _dotted_names(self.model))
+            place = content[section] if section else content
+            if section == "model" and value is None:
+                place.pop(name, None)
+            else:
+                place[name] = value
+        return TrainConfig.from_dict(content)
+
+
+def differences(old: TrainConfig, new: TrainConfig) -> list[str]:
+    """Each setting that differs, as `name: old → new`.
+
+    Example:
+        >>> from afterdrop import recipes
+        >>> one = recipes.load("digits-mlp").config
+        >>> differences(one, one.override({"seed": 7}))
+        ['seed: 1 → 7']
+    """
+    before, after = _flat(old.to_dict()), _flat(new.to_dict())
+    return [
+        f"{name}: {before.get(name)!r} → {after.get(name)!r}"
+        for name in sorted({*before, *after})
+        if before.get(name) != after.get(name)
+    ]
+
+
+def _section(name: str, section: Any, table: Mapping[str, Any]) -> Any:
+    check_known(name, table, [f.name for f in fields(section)])
+    for f in fields(section):
+        if f.default is MISSING and f.name not in table:
+            raise ConfigError(f"{name}.{f.name} is missing; it has no default. Give it.")
+    return section(**table)
+
+
+def _table(name: str, value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ConfigError(f"{name} is {value!r}; it is a table of settings. Write [{name}].")
+    return value
+
+
+def _dotted_names(model: ModelPlan) -> list[str]:
+    names = [f"{name}.{f.name}" for name, section in SECTIONS.items() for f in fields(section)]
+    return [*names, "model.kind", *(f"model.{n}" for n in known_settings(model.kind)), "seed"]
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, list | tuple) else value
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in content.items():
+        inner = _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else None
+        flat.update({f"{prefix}{name}": value} if inner is None else inner)
+    return flat

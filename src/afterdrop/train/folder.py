@@ -1,0 +1,165 @@
+"""The run folder: `config.json`, `metrics.jsonl`, `checkpoint/`, and who may write to it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from afterdrop.errors import FileError
+from afterdrop.files import read_json, write_atomic, write_json
+from afterdrop.train.checks import TrainError
+from afterdrop.train.config import TrainConfig, differences
+
+Resume = Literal["auto", "require", "refuse"]
+RESUMES: tuple[Resume, ...] = ("auto", "require", "refuse")
+_KIND, _VERSION = "afterdrop-run", 1
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The paths of a run and what its files hold.
+
+    Attributes:
+        path: The folder.
+    """
+
+    path: Path
+
+    @property
+    def last(self) -> Path:
+        """The checkpoint to resume from."""
+        return self.path / "checkpoint" / "last.safetensors"
+
+    @property
+    def best(self) -> Path:
+        """The weights with the lowest validation XE."""
+        return self.path / "checkpoint" / "best.safetensors"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON object a turn."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def config(self) -> Path:
+        """The configuration and what the data made of it."""
+        return self.path / "config.json"
+
+    def write_config(self, config: TrainConfig, facts: Mapping[str, Any]) -> None:
+        """Writes the configuration with facts such as the model's sizes."""
+        write_json(self.config, _KIND, _VERSION, {"config": config.to_dict(), **facts})
+
+    def read_config(self) -> tuple[TrainConfig, dict[str, Any]]:
+        """The configuration and the facts.
+
+        Raises:
+            FileError: If this is no run folder.
+        """
+        content = read_json(self.config, _KIND, _VERSION)
+        return TrainConfig.from_dict(content.pop("config")), content
+
+    def append_metrics(self, line: Mapping[str, Any]) -> None:
+        """Appends one line, on the disk when this returns.
+
+        Raises:
+            FileError: If it cannot be written; a part of the line is dropped on resume.
+        """
+        try:
+            with open(self.metrics, "a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise FileError(f"cannot write {self.metrics}: {error}") from error
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """All complete lines; a last one that a crash cut short is left out.
+
+        Raises:
+            FileError: If a line is not JSON.
+        """
+        if not self.metrics.exists():
+            return []
+        lines = self.metrics.read_text(encoding="utf-8").split("\n")
+        try:
+            return [json.loads(line) for line in lines[:-1]]
+        except ValueError as error:
+            raise FileError(
+                f"{self.metrics} has a line that is not JSON ({error}); it was changed by hand. "
+                "Repair it, or move it away to go on without the old lines."
+            ) from error
+
+    def trim_metrics(self, turn: int) -> None:
+        """Drops what a killed run wrote after the checkpoint of `turn`."""
+        kept = [line for line in self.read_metrics() if line["turn"] <= turn]
+        content = "".join(json.dumps(line) + "\n" for line in kept).encode()
+        if self.metrics.exists() and self.metrics.read_bytes() != content:
+            write_atomic(self.metrics, content)
+
+    def check(self, config: TrainConfig, resume: Resume) -> bool:
+        """Whether the folder holds this very run; refuses any other.
+
+        Raises:
+            TrainError: If it holds another run or other files, or not what `resume` asks for.
+        """
+        if not self.config.exists():
+            if resume == "require":
+                raise TrainError(
+                    f"resume is 'require' and {self.path} holds no run; "
+                    "check the path, or start one with resume='auto'"
+                )
+            visible = [p.name for p in self.path.iterdir() if not p.name.startswith(".")]
+            if visible:
+                raise TrainError(
+                    f"{self.path} holds no run but other files ({', '.join(sorted(visible)[:3])}); "
+                    "give a new or empty folder"
+                )
+            return False
+        if resume == "refuse":
+            raise TrainError(
+                f"resume is 'refuse' and {self.path} already holds a run; "
+                "give a new folder, or resume='auto' to go on with it"
+            )
+        differing = differences(self.read_config()[0], config)
+        if differing:
+            raise TrainError(
+                f"{self.path} holds a run of another configuration, which stays as it is. "
+                f"Differences (there → now): {'; '.join(differing)}. "
+                "Give a new folder, or the configuration of that run."
+            )
+        return True
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[RunFolder]:
+    """The run folder, made if need be, for one writer at a time.
+
+    The lock is the operating system's: it ends with the process, however that ends.
+
+    Raises:
+        TrainError: If another process is training there.
+        FileError: If the folder cannot be made.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = open(path / ".lock", "w")  # noqa: SIM115 (open as long as the lock is held)
+    except OSError as error:
+        raise FileError(f"cannot train in {path}: {error}; give another folder") from error
+    with lock:
+        try:
+            import fcntl
+        except ImportError:  # no such lock on this system
+            yield RunFolder(path)
+            return
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise TrainError(
+                f"another process is training in {path}; wait for it, or give another folder"
+            ) from error
+        yield RunFolder(path)

@@ -1,0 +1,87 @@
+"""Training a classifier: shuffled epochs of images, mean loss over the batch.
+
+Legend: B images, C classes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from afterdrop.data import ImageSet, Labelled, batches
+from afterdrop.models import Classifier
+from afterdrop.train.config import TrainConfig
+from afterdrop.train.objective import data_loss
+
+
+class ImageTask:
+    """The `Task` of a classifier.
+
+    Args:
+        config: The run's configuration.
+        images: Its images.
+        device: Where the model and the images are.
+    """
+
+    window = 1
+    unit = "image"
+
+    def __init__(self, config: TrainConfig, images: ImageSet, device: torch.device) -> None:
+        self.config, self.images = config, images
+        self.train = Labelled(*(part.to(device) for part in images.train))
+        self.valid = Labelled(*(part.to(device) for part in images.valid))
+        self.train_targets = len(self.train.labels)
+        self.step_targets = min(config.objective.batch_size, self.train_targets)
+        self._order = lru_cache(maxsize=1)(self._draw_order)
+
+    def build_model(self) -> nn.Module:
+        """A fresh model, its weights drawn from torch's global generator."""
+        pixels = self.train.images[0].numel()
+        return Classifier(self.config.model.classifier(pixels, self.images.classes))
+
+    def loss(self, model: nn.Module, step: int) -> Tensor:
+        """The mean over the step's images."""
+        samples, alpha = self.config.objective.samples, self.config.objective.alpha
+        epoch, place = divmod(step, -(-self.train_targets // self.step_targets))
+        chosen = self._order(epoch)[place * self.step_targets : (place + 1) * self.step_targets]
+        images, labels = self.train.images[chosen], self.train.labels[chosen]
+        if samples > 1:
+            images = images.repeat(samples, *[1] * (images.dim() - 1))
+        return data_loss(model(images), labels, samples=samples, alpha=alpha)
+
+    def _draw_order(self, epoch: int) -> Tensor:
+        digest = hashlib.sha256(f"{self.config.seed}/{epoch}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+        order = torch.randperm(self.train_targets, generator=generator)
+        return order.to(self.train.labels.device)
+
+    def validation_batches(self, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
+        """Logits [B, C] and labels [B]."""
+        section = self.config.validation
+        most = slice(section.max_targets)
+        for images, labels in batches(
+            self.valid.images[most], self.valid.labels[most], section.rows
+        ):
+            yield model(images), labels
+
+    def carried(self) -> dict[str, Tensor]:
+        """Nothing."""
+        return {}
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Nothing to restore."""
+
+    def identity(self) -> dict[str, Any]:
+        """The set's name and sizes, and a checksum of the labels."""
+        labels = self.train.labels.cpu().numpy().tobytes()
+        return {
+            "name": self.images.name,
+            "classes": self.images.classes,
+            "targets": self.train_targets,
+            "checksums": {"train": hashlib.sha256(labels).hexdigest()},
+        }

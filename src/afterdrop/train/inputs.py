@@ -1,0 +1,54 @@
+"""What a configuration reads: its data set, and the task that feeds a model with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from afterdrop import data as datasets
+from afterdrop.data import ImageSet, TextSet
+from afterdrop.errors import DataError
+from afterdrop.train.checks import TrainError
+from afterdrop.train.config import TrainConfig
+from afterdrop.train.image_task import ImageTask
+from afterdrop.train.task import Task
+from afterdrop.train.text_task import TextTask
+
+
+def load_set(config: TrainConfig, data: str | Path | None = None) -> TextSet | ImageSet:
+    """The data set of a configuration, from the folder of the named sets."""
+    section = config.data
+    return datasets.load(section.name, data, level=section.level, min_count=section.min_count)
+
+
+def build_task(config: TrainConfig, data: TextSet | ImageSet, device: torch.device) -> Task:
+    """The task of a configuration on its data.
+
+    Raises:
+        DataError: If the model does not go with the data.
+    """
+    if config.model.kind == "language_model" and isinstance(data, TextSet):
+        return TextTask(config, data, device)
+    if config.model.kind == "classifier" and isinstance(data, ImageSet):
+        return ImageTask(config, data, device)
+    raise DataError(
+        f"model.kind is {config.model.kind!r} and {data.name} is a set of "
+        f"{'images' if isinstance(data, ImageSet) else 'text'}; "
+        "a language_model reads text and a classifier images. Change one of them."
+    )
+
+
+def require_same(recorded: dict[str, Any], found: dict[str, Any]) -> None:
+    """Requires that data are those that a run recorded.
+
+    Raises:
+        TrainError: If they are not; the first difference is named.
+    """
+    for name, value in recorded.items():
+        if found.get(name) != value:
+            raise TrainError(
+                f"the data are not those of the run: {name} was {value!r} and is "
+                f"{found.get(name)!r}. Restore the data, or train in a new folder."
+            )

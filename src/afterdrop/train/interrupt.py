@@ -1,0 +1,52 @@
+"""Ctrl-C and SIGTERM as a polite request: finish the step, save, say how to go on."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any
+
+
+class StopRequest:
+    """Whether someone asked to stop, and how.
+
+    Example:
+        >>> with stop_request() as request:
+        ...     signal.raise_signal(signal.SIGINT)
+        ...     request.signal
+        'SIGINT'
+    """
+
+    def __init__(self) -> None:
+        self.signal: str | None = None
+
+
+@contextmanager
+def stop_request() -> Iterator[StopRequest]:
+    """Turns the first SIGINT or SIGTERM into a request; a second one acts as it did before.
+
+    Outside the main thread, where Python allows no handlers, nothing is turned.
+    """
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    before: dict[signal.Signals, Any] = {}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        request.signal = signal.Signals(number).name
+        restore()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        before[number] = signal.signal(number, ask)
+    try:
+        yield request
+    finally:
+        restore()

@@ -1,0 +1,172 @@
+"""A training run, from its configuration to its folder."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from afterdrop.train.checkpoint import read_checkpoint, read_facts
+from afterdrop.train.checks import check_number, check_one_of
+from afterdrop.train.config import TrainConfig
+from afterdrop.train.folder import RESUMES, Resume, RunFolder, locked
+from afterdrop.train.inputs import build_task, load_set, require_same
+from afterdrop.train.loop import Loop
+from afterdrop.train.objective import prior_scale
+from afterdrop.train.progress import Progress, present
+from afterdrop.train.track import Tracker
+from afterdrop.train.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """How a call of `run` ended.
+
+    Attributes:
+        folder: The run folder.
+        finished: Whether training is complete; if not, the same call goes on.
+        reason: Why it ended: the schedule's reason, `SIGINT`, `SIGTERM` or `max_minutes`.
+        message: All this in words, and how to go on.
+        step: Steps done.
+        turn: Turns validated.
+        best: The best turn's line of metrics (`turn`, `xe`, `temperature`, `xe_optimal`, ...);
+            empty if stopped before the first validation.
+    """
+
+    folder: Path
+    finished: bool
+    reason: str
+    message: str
+    step: int
+    turn: int
+    best: dict[str, Any]
+
+
+def run(
+    config: TrainConfig,
+    out: str | Path,
+    *,
+    data: str | Path | None = None,
+    device: str | torch.device | None = None,
+    max_minutes: float | None = None,
+    progress: bool = True,
+    resume: Resume = "auto",
+    track: bool = False,
+) -> TrainResult:
+    """Trains a model, or goes on training it.
+
+    Ctrl-C and SIGTERM finish the step, save and return; the same call then goes on, on a CPU to
+    the bit as if never stopped (with as many threads: torch's sums depend on their number). So
+    does a run that was killed, from its last turn.
+
+    Args:
+        config: What to train and how.
+        out: The run folder. One that holds this very run is resumed, any other is refused.
+        data: The folder of the named data sets; None is the variable AFTERDROP_DATA.
+        device: Where to train; None is a GPU if there is one.
+        max_minutes: Save and return after this time.
+        progress: Whether to show a bar.
+        resume: `"auto"`, `"require"` (a run must be there) or `"refuse"` (none may be).
+        track: Whether to write TensorBoard files.
+
+    Raises:
+        TrainError: If `out` holds something else, or training diverged.
+        DataError: If the data cannot be had or does not go with the model.
+        FileError: If the disk is full; the last good checkpoint stays.
+        ExtraError: If `track` needs tensorboard.
+
+    Example:
+        >>> import tempfile
+        >>> from afterdrop import recipes
+        >>> config = recipes.load("digits-mlp").config.override({"schedule.turns": 1})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     result = run(config, folder, progress=False)
+        >>> result.finished, result.turn
+        (True, 1)
+    """
+    check_one_of("resume", resume, RESUMES)
+    if max_minutes is not None:
+        check_number("max_minutes", max_minutes, above=0)
+    deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
+    with locked(Path(out)) as folder:
+        there = folder.check(config, resume)
+        if there and folder.last.exists():
+            stopped = read_facts(folder.last)["schedule"]["stopped"]
+            if stopped is not None and folder.best.exists():
+                return _result(folder, None)
+        where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        task = build_task(config, load_set(config, data), where)
+        with torch.random.fork_rng([where] if where.type == "cuda" else []):
+            torch.manual_seed(config.seed)
+            trainer = Trainer(config, task, task.build_model().to(where))
+            _open(folder, trainer, data, there)
+            return _train(trainer, folder, deadline, progress, track)
+
+
+def _open(folder: RunFolder, trainer: Trainer, data: str | Path | None, there: bool) -> None:
+    """Writes what a new run starts with, or brings an old one back."""
+    task, config = trainer.task, trainer.config
+    if there:
+        require_same(folder.read_config()[1]["data"], task.identity())
+        if folder.last.exists():
+            trainer.restore(read_checkpoint(folder.last))
+        folder.trim_metrics(trainer.schedule.turn)
+        return
+    scale = prior_scale(config.objective.l2_penalty, task.train_targets, task.window)
+    model: Any = trainer.model
+    facts = {
+        "model": asdict(model.config),
+        "parameters": sum(p.numel() for p in trainer.parameters),
+        "prior_scale": scale if math.isfinite(scale) else None,
+        "unit": task.unit,
+        "data": task.identity(),
+        "data_folder": None if data is None else str(Path(data).resolve()),
+    }
+    folder.write_config(config, facts)
+
+
+def _train(
+    trainer: Trainer, folder: RunFolder, deadline: float | None, progress: bool, track: bool
+) -> TrainResult:
+    schedule = trainer.config.schedule
+    tracker = Tracker(folder.path / "tensorboard", trainer.step) if track else None
+    total = schedule.turns * schedule.steps_per_turn
+    bar = Progress(total, trainer.step, trainer.task.unit, shown=progress)
+    message = ""
+    try:
+        reason = Loop(trainer, folder, bar, tracker, deadline).run()
+        result = _result(folder, reason)
+        message = result.message
+        return result
+    finally:
+        bar.close(message)
+        if tracker is not None:
+            tracker.close()
+
+
+def _result(folder: RunFolder, reason: str | None) -> TrainResult:
+    """What the folder says, with the reason why a run is not finished."""
+    last = read_facts(folder.last)
+    best = read_facts(folder.best) if folder.best.exists() else {}
+    stopped = reason or last["schedule"]["stopped"]
+    words = [f"Finished: {stopped}." if reason is None else f"Stopped ({reason}) and saved."]
+    if best:
+        found = present(folder.read_config()[1]["unit"], best["xe_optimal"])
+        words.append(f"Best {found} (turn {best['turn']}, T={best['temperature']:.3f}).")
+    if reason is not None:
+        words.append(
+            f"To go on from step {last['step']}, give the same command (out={folder.path})."
+        )
+    return TrainResult(
+        folder.path,
+        reason is None,
+        stopped,
+        " ".join(words),
+        last["step"],
+        last["schedule"]["turn"],
+        best,
+    )

@@ -1,0 +1,203 @@
+"""The sections of a training configuration: plain values, checked where they are made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from afterdrop.data.stream import JITTER
+from afterdrop.train.checks import ConfigError, check_count, check_number, check_one_of
+
+OptimiserName = Literal["adam-tf", "adam"]
+Criterion = Literal["optimal", "plain"]
+
+
+@dataclass(frozen=True)
+class DataSection:
+    """What to train on: the arguments of `afterdrop.data.load`.
+
+    Attributes:
+        name: A named set, a built-in one, or the path of a folder of text.
+        level: `word`, `char` or `byte`, where the set leaves a choice.
+        min_count: Rarer tokens become `<unk>`, where the set leaves a choice.
+    """
+
+    name: str
+    level: str | None = None
+    min_count: int | None = None
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not self.name:
+            raise ConfigError(
+                f"data.name is {self.name!r}; it takes the name of a set, such as 'ptb' or "
+                "'builtin:pydoc', or the path of a folder. Give one."
+            )
+        if self.level is not None:
+            check_one_of("data.level", self.level, ("word", "char", "byte"))
+        if self.min_count is not None:
+            check_count("data.min_count", self.min_count)
+
+
+@dataclass(frozen=True)
+class ObjectiveSection:
+    """The loss and what a step reads.
+
+    Attributes:
+        batch_size: B, stripes of a text or images.
+        window: Tokens of each stripe a step; None for images.
+        l2_penalty: Of ½‖Θ‖², on the scale of the loss (summed over time, averaged over the batch).
+        samples: Mask samples of each row, averaged in the loss; 1 is the paper's. Row masks of the
+            embedding, one for the whole batch, are common to all samples.
+        alpha: Power of the mean over several samples.
+        state_reset: Probability that a stripe's carried state is zeroed before a window.
+        jitter: The most lines by which a stripe's start is moved.
+    """
+
+    batch_size: int
+    window: int | None = None
+    l2_penalty: float = 0.0
+    samples: int = 1
+    alpha: float = 1.0
+    state_reset: float = 0.0
+    jitter: int = JITTER
+
+    def __post_init__(self) -> None:
+        check_count("objective.batch_size", self.batch_size)
+        if self.window is not None:
+            check_count("objective.window", self.window)
+        check_number("objective.l2_penalty", self.l2_penalty, least=0)
+        check_count("objective.samples", self.samples)
+        check_number("objective.alpha", self.alpha, least=0, most=1)
+        check_number("objective.state_reset", self.state_reset, least=0, most=1)
+        check_count("objective.jitter", self.jitter, least=0)
+
+
+@dataclass(frozen=True)
+class OptimiserSection:
+    """How gradients move weights.
+
+    Attributes:
+        name: `"adam-tf"`, Adam without momentum as lamb has it (see `optimiser`), or `"adam"`,
+            torch's own.
+        learning_rate: Before any drop.
+        beta1: Momentum; 0 for `"adam-tf"`.
+        beta2: Decay of the squared gradients' mean.
+        epsilon: Added to the root of that mean.
+        max_norm: Global norm to which gradients, with the L2 term, are clipped; None is no clip.
+    """
+
+    learning_rate: float
+    name: OptimiserName = "adam-tf"
+    beta1: float = 0.0
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    max_norm: float | None = None
+
+    def __post_init__(self) -> None:
+        check_one_of("optimiser.name", self.name, ("adam-tf", "adam"))
+        check_number("optimiser.learning_rate", self.learning_rate, above=0)
+        for name in ("beta1", "beta2"):
+            check_number(f"optimiser.{name}", getattr(self, name), least=0, most=1)
+            if getattr(self, name) == 1:
+                raise ConfigError(f"optimiser.{name} is 1; it must be below 1. Try 0.999.")
+        check_number("optimiser.epsilon", self.epsilon, above=0)
+        if self.max_norm is not None:
+            check_number("optimiser.max_norm", self.max_norm, above=0)
+        if self.name == "adam-tf" and self.beta1 != 0:
+            raise ConfigError(
+                f"optimiser.beta1 is {self.beta1!r}; 'adam-tf' has no momentum. "
+                "Set it to 0, or optimiser.name to 'adam'."
+            )
+
+
+@dataclass(frozen=True)
+class ScheduleSection:
+    """Turns, learning-rate drops and early stopping; None switches a rule off (see `schedule`).
+
+    Attributes:
+        steps_per_turn: Steps between two validations.
+        turns: The most turns.
+        drop_patience: Drop the learning rate after more than this many turns without a new best.
+        drop_latest: Drop at this turn if there was no drop before.
+        drop_factor: What a drop multiplies the learning rate by.
+        stop_patience: Stop after more than this many turns without a new best.
+        stop_rampup: Turns over which that patience grows from 1.
+        stop_targets: XE that must be in reach, before and after the first, second, ... drop.
+        stop_slowest: Least improvement a turn over the patience.
+    """
+
+    steps_per_turn: int
+    turns: int
+    drop_patience: int | None = None
+    drop_latest: int | None = None
+    drop_factor: float = 0.1
+    stop_patience: int | None = None
+    stop_rampup: int = 0
+    stop_targets: tuple[float, ...] = ()
+    stop_slowest: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_count("schedule.steps_per_turn", self.steps_per_turn)
+        check_count("schedule.turns", self.turns)
+        for name in ("drop_patience", "drop_latest", "stop_patience"):
+            if getattr(self, name) is not None:
+                check_count(f"schedule.{name}", getattr(self, name))
+        check_number("schedule.drop_factor", self.drop_factor, above=0, most=1)
+        check_count("schedule.stop_rampup", self.stop_rampup, least=0)
+        check_number("schedule.stop_slowest", self.stop_slowest, least=0)
+        if not isinstance(self.stop_targets, list | tuple):
+            raise ConfigError(
+                f"schedule.stop_targets is {self.stop_targets!r}; it takes a list of XE in nats. "
+                "Give a list such as [4.4, 4.2], or [] for none."
+            )
+        # JSON and TOML bring lists; a tuple keeps the configuration hashable.
+        object.__setattr__(self, "stop_targets", tuple(self.stop_targets))
+        for index, target in enumerate(self.stop_targets):
+            check_number(f"schedule.stop_targets[{index}]", target, above=0)
+        if self.stop_patience is None and (self.stop_targets or self.stop_slowest):
+            raise ConfigError(
+                "schedule.stop_patience is None; stop_targets and stop_slowest look back over "
+                "that many turns. Give it, or leave them out."
+            )
+
+
+@dataclass(frozen=True)
+class AveragingSection:
+    """When the running mean of the weights starts; None twice is never.
+
+    Attributes:
+        patience: After this many turns without a new best.
+        latest: At this turn at the latest.
+    """
+
+    patience: int | None = None
+    latest: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("patience", "latest"):
+            if getattr(self, name) is not None:
+                check_count(f"averaging.{name}", getattr(self, name), least=0)
+
+
+@dataclass(frozen=True)
+class ValidationSection:
+    """The deterministic validation of each turn.
+
+    Attributes:
+        rows: Stripes that read the validation text, or images at once. One is the exact stream.
+        window: Tokens of a stripe at once; None is the training window. Changes nothing but speed.
+        max_targets: Validate on about this many targets; None is all.
+        criterion: What counts as better: the XE at the `"optimal"` temperature or at 1, `"plain"`.
+    """
+
+    rows: int = 32
+    window: int | None = None
+    max_targets: int | None = None
+    criterion: Criterion = "optimal"
+
+    def __post_init__(self) -> None:
+        check_count("validation.rows", self.rows)
+        for name in ("window", "max_targets"):
+            if getattr(self, name) is not None:
+                check_count(f"validation.{name}", getattr(self, name))
+        check_one_of("validation.criterion", self.criterion, ("optimal", "plain"))

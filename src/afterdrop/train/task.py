@@ -1,0 +1,49 @@
+"""What differs between training a language model and a classifier: data, loss, carried state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+
+class Task(Protocol):
+    """Feeds a model with training steps and validation batches.
+
+    Step n reads the same data whatever was read before; only the carried state has a history.
+    """
+
+    @property
+    def unit(self) -> str:
+        """What a target is: `word`, `char`, `byte` or `image`."""
+
+    @property
+    def train_targets(self) -> int:
+        """Targets of the training split."""
+
+    @property
+    def step_targets(self) -> int:
+        """Targets of one step, at most."""
+
+    @property
+    def window(self) -> int:
+        """Targets that the loss sums over; 1 for images."""
+
+    def build_model(self) -> nn.Module:
+        """A fresh model, its weights drawn from torch's global generator."""
+
+    def loss(self, model: nn.Module, step: int) -> Tensor:
+        """The data term of a step's objective."""
+
+    def validation_batches(self, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
+        """Logits [N, V] and targets [N] of the validation split."""
+
+    def carried(self) -> dict[str, Tensor]:
+        """What is carried from step to step, for a checkpoint."""
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Goes on from what `carried` gave."""
+
+    def identity(self) -> dict[str, Any]:
+        """JSON-friendly facts that tell the training data from another."""

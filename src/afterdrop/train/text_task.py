@@ -1,0 +1,118 @@
+"""Training a language model: stripes over the whole text, state carried from window to window.
+
+Legend: B stripes, S samples of each, time steps; rows are S·B, all stripes of a sample together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from afterdrop.data import IGNORE, EvalStripes, TextSet, TrainStripes
+from afterdrop.models import LanguageModel
+from afterdrop.train.checks import TrainError
+from afterdrop.train.config import TrainConfig
+from afterdrop.train.objective import data_loss
+
+State = tuple[tuple[Tensor, Tensor], ...]
+
+
+class TextTask:
+    """The `Task` of a language model.
+
+    Args:
+        config: The run's configuration.
+        text: Its text.
+        device: Where the model and the tokens are.
+    """
+
+    def __init__(self, config: TrainConfig, text: TextSet, device: torch.device) -> None:
+        assert config.objective.window is not None  # TrainConfig has checked
+        self.config, self.text, self.device = config, text, device
+        self.window = config.objective.window
+        self.unit: str = text.unit
+        self.train_targets = len(text.train)
+        self.step_targets = config.objective.batch_size * self.window
+        self.stripes = TrainStripes(
+            text.train.to(device),
+            text.vocabulary.eos_id,
+            config.objective.batch_size,
+            self.window,
+            seed=config.seed,
+            jitter=config.objective.jitter,
+            lines=text.has_lines,
+        )
+        self.state: State | None = None
+
+    def build_model(self) -> nn.Module:
+        """A fresh model, its weights drawn from torch's global generator."""
+        return LanguageModel(self.config.model.language_model(len(self.text.vocabulary)))
+
+    def loss(self, model: nn.Module, step: int) -> Tensor:
+        """Summed over time, averaged over the batch; carries the state on."""
+        samples, alpha = self.config.objective.samples, self.config.objective.alpha
+        inputs_Bt, targets_Bt = self.stripes.window(step)
+        if samples > 1:
+            inputs_Bt = inputs_Bt.repeat(samples, 1)
+        logits, state = model(inputs_Bt, self._before_window())
+        self.state = tuple((h.detach(), c.detach()) for h, c in state)
+        return data_loss(logits, targets_Bt, samples=samples, alpha=alpha)
+
+    def _before_window(self) -> State | None:
+        """The carried state, some stripes' zeroed, without rescaling the others."""
+        reset = self.config.objective.state_reset
+        if self.state is None or reset == 0:
+            return self.state
+        kept_B = torch.rand(self.config.objective.batch_size, device=self.device) >= reset
+        kept = kept_B.to(self.state[0][0].dtype).repeat(self.config.objective.samples).unsqueeze(1)
+        return tuple((h * kept, c * kept) for h, c in self.state)
+
+    def validation_batches(self, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
+        """Logits [N, V] and targets [N], window by window; stops after `max_targets`."""
+        section = self.config.validation
+        windows = EvalStripes(
+            self.text.valid.to(self.device),
+            self.text.vocabulary.eos_id,
+            section.rows,
+            section.window or self.window,
+            lines=self.text.has_lines,
+        )
+        state, seen = None, 0
+        for inputs_Bt, targets_Bt in windows:
+            logits, state = model(inputs_Bt, state)
+            real_Bt = targets_Bt != IGNORE
+            seen += int(real_Bt.sum())
+            yield logits[real_Bt], targets_Bt[real_Bt]
+            if section.max_targets is not None and seen >= section.max_targets:
+                return
+
+    def carried(self) -> dict[str, Tensor]:
+        """The state of each layer."""
+        return {
+            f"{layer}.{name}": part
+            for layer, pair in enumerate(self.state or ())
+            for name, part in zip("hc", pair)
+        }
+
+    def restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Goes on from a carried state."""
+        layers = len(tensors) // 2
+        self.state = (
+            tuple((tensors[f"{layer}.h"], tensors[f"{layer}.c"]) for layer in range(layers))
+            if layers
+            else None
+        )
+        if len(tensors) != 2 * layers:
+            raise TrainError("the carried state has an h without its c; use another checkpoint")
+
+    def identity(self) -> dict[str, Any]:
+        """The text's name, checksums and vocabulary size."""
+        return {
+            "name": self.text.name,
+            "vocabulary": len(self.text.vocabulary),
+            "targets": self.train_targets,
+            "checksums": dict(self.text.checksums),
+        }

@@ -1,0 +1,199 @@
+"""The state of a run in memory: one step, one validation, and all of it as a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from dataclasses import asdict
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from afterdrop.train.averaging import WeightAverage
+from afterdrop.train.checkpoint import Checkpoint, grouped
+from afterdrop.train.checks import TrainError
+from afterdrop.train.config import TrainConfig
+from afterdrop.train.objective import add_prior_gradient, prior_loss
+from afterdrop.train.optimiser import build_optimiser
+from afterdrop.train.schedule import ScheduleState, advance, learning_rate
+from afterdrop.train.task import Task
+from afterdrop.train.validation import Validation, validate
+
+_Item = TypeVar("_Item")
+
+
+class Trainer:
+    """A model being trained.
+
+    Args:
+        config: The run's configuration.
+        task: What it reads and minimises.
+        model: The model, on the device.
+    """
+
+    def __init__(self, config: TrainConfig, task: Task, model: nn.Module) -> None:
+        self.config, self.task, self.model = config, task, model
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.device = self.parameters[0].device
+        self.optimiser = build_optimiser(self.parameters, config.optimiser)
+        self.schedule = ScheduleState()
+        self.average: WeightAverage | None = None
+        self.step = 0
+        self.seconds = 0.0
+        # Of the turn's steps; on the device, so that a step need not wait for it.
+        self.loss_total = torch.zeros((), dtype=torch.float64, device=self.device)
+
+    @property
+    def turn_over(self) -> bool:
+        """Whether the next thing to do is a validation."""
+        return self.turn_steps == self.config.schedule.steps_per_turn or self.schedule.turn < 0
+
+    @property
+    def turn_steps(self) -> int:
+        """Steps done since the last validation."""
+        return self.step - max(self.schedule.turn, 0) * self.config.schedule.steps_per_turn
+
+    def train_step(self) -> None:
+        """One step: loss, prior, clip, update, average."""
+        if not self.model.training:
+            self.model.train()
+        self.optimiser.zero_grad(set_to_none=True)
+        loss = self.task.loss(self.model, self.step)
+        loss.backward()
+        add_prior_gradient(self.parameters, self.config.objective.l2_penalty)
+        if self.config.optimiser.max_norm is not None:
+            nn.utils.clip_grad_norm_(self.parameters, self.config.optimiser.max_norm)
+        self.optimiser.step()
+        if self.average is not None:
+            self.average.update()
+        self.loss_total += loss.detach()
+        self.step += 1
+
+    def mean_loss(self) -> float | None:
+        """Nats a target over the turn so far; None before its first step.
+
+        Raises:
+            TrainError: If it is not finite.
+        """
+        if self.turn_steps == 0:
+            return None
+        loss = float(self.loss_total) / self.turn_steps / self.task.window
+        self._require_finite("training loss", loss)
+        return loss
+
+    @torch.no_grad()
+    def validate(self, stop: Callable[[], bool]) -> Validation | None:
+        """The validation of the model, or of its averaged weights; None if stopped midway."""
+        self.model.eval()
+        with nullcontext() if self.average is None else self.average.in_place():
+            batches = self.task.validation_batches(self.model)
+            found = validate(_until(stop, batches))
+        if stop():
+            return None
+        self._require_finite("validation XE", found.xe)
+        return found
+
+    def finish_turn(self, found: Validation) -> dict[str, Any]:
+        """Moves the schedule on; returns the turn's line of metrics."""
+        config = self.config
+        line = {
+            "turn": self.schedule.turn + 1,
+            "step": self.step,
+            "loss": self.mean_loss(),
+            "prior": prior_loss(self.parameters, config.objective.l2_penalty),
+            "learning_rate": self._learning_rate(),
+            "averaged": 0 if self.average is None else self.average.count,
+            **asdict(found),
+        }
+        xe = found.xe_optimal if config.validation.criterion == "optimal" else found.xe
+        self.schedule = advance(self.schedule, xe, config.schedule, config.averaging)
+        if self.schedule.averaging and self.average is None:
+            self.average = WeightAverage(self.model)
+        for group in self.optimiser.param_groups:
+            group["lr"] = self._learning_rate()
+        self.loss_total.zero_()
+        return {**line, "best_turn": self.schedule.best_turn, "best_xe": self.schedule.best}
+
+    def capture(self) -> Checkpoint:
+        """Everything that the future of the run depends on."""
+        state = self.optimiser.state_dict()
+        tensors = {
+            **grouped("model", dict(self.model.named_parameters())),
+            **grouped("carried", self.task.carried()),
+            **_random_states(self.device),
+            "loss_total": self.loss_total,
+        }
+        for index, values in state["state"].items():
+            tensors |= grouped(f"optimiser.{index}", values)
+        if self.average is not None:
+            tensors |= grouped("average", self.average.tensors())
+        facts = {
+            "step": self.step,
+            "schedule": asdict(self.schedule),
+            "optimiser": state["param_groups"],
+            "averaged": None if self.average is None else self.average.count,
+            "seconds": self.seconds,
+        }
+        return Checkpoint(tensors, facts)
+
+    @torch.no_grad()
+    def restore(self, saved: Checkpoint) -> None:
+        """Goes on from a checkpoint, on a CPU to the bit."""
+        self.model.load_state_dict(saved.group("model"))
+        state: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in saved.group("optimiser").items():
+            index, _, key = name.partition(".")
+            state.setdefault(int(index), {})[key] = tensor
+        groups = saved.facts["optimiser"]
+        self.optimiser.load_state_dict({"state": state, "param_groups": groups})
+        schedule = dict(saved.facts["schedule"])
+        self.schedule = ScheduleState(**schedule | {"bests": tuple(schedule["bests"])})
+        self.average = None
+        if saved.facts["averaged"] is not None:
+            self.average = WeightAverage(self.model)
+            self.average.restore(saved.group("average"), saved.facts["averaged"])
+        self.task.restore({n: t.to(self.device) for n, t in saved.group("carried").items()})
+        self.step, self.seconds = saved.facts["step"], saved.facts["seconds"]
+        self.loss_total.copy_(saved.tensors["loss_total"])
+        _restore_random_states(saved, self.device)
+
+    def best_checkpoint(self, found: dict[str, Any]) -> Checkpoint:
+        """The weights that the last validation saw, and its line of metrics."""
+        weights: dict[str, Tensor] = dict(self.model.named_parameters())
+        if self.average is not None and found["averaged"] > 0:
+            weights = self.average.tensors()
+        return Checkpoint(grouped("model", weights), found)
+
+    def _learning_rate(self) -> float:
+        base = self.config.optimiser.learning_rate
+        return learning_rate(base, self.schedule, self.config.schedule)
+
+    def _require_finite(self, what: str, value: float) -> None:
+        if not abs(value) < float("inf"):
+            raise TrainError(
+                f"the {what} is {value} at step {self.step}: training has diverged. The same "
+                "configuration would diverge again: lower optimiser.learning_rate or "
+                "optimiser.max_norm and train in a new folder"
+            )
+
+
+def _until(stop: Callable[[], bool], items: Iterable[_Item]) -> Iterator[_Item]:
+    for item in items:
+        yield item
+        if stop():
+            return
+
+
+def _random_states(device: torch.device) -> dict[str, Tensor]:
+    states = {"random.cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["random.cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def _restore_random_states(saved: Checkpoint, device: torch.device) -> None:
+    states = saved.group("random")
+    torch.set_rng_state(states["cpu"])
+    if device.type == "cuda" and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)

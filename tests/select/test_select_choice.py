@@ -1,0 +1,236 @@
+import dataclasses
+import math
+
+import pytest
+import torch
+
+import afterdrop as ad
+from afterdrop.errors import MemberError, SplitError
+from oracles.zoo import mlp
+
+GRID = ad.Grid((0, 0.5, 1), (0, 0.5, 1))
+
+
+def overconfident(targets=150, seed=0, scale=6.0):
+    """A network whose weights are too large for its labels: members and temperature help."""
+    torch.manual_seed(seed)
+    model = mlp(5, 40, 4).eval()
+    x = torch.randn(targets, 5) * 2
+    with torch.no_grad():
+        y = torch.distributions.Categorical(logits=model(x)).sample()
+        model[3].weight.mul_(scale)
+    return model, x, y
+
+
+@pytest.fixture(scope="module")
+def scores():
+    model, x, y = overconfident()
+    return ad.evaluate(model, [(x, y)], grid=GRID, num_samples=16)
+
+
+@pytest.fixture(scope="module")
+def choice(scores):
+    return ad.select(scores)
+
+
+def test_the_ranking_is_sorted_and_starts_with_the_best(choice, scores):
+    values = [c.xe for c in choice.ranking]
+    assert values == sorted(values)
+    assert choice.member == choice.ranking[0].member
+    assert choice.ranking[0].difference.value == 0 == choice.ranking[0].difference.error
+    for candidate in choice.ranking:
+        assert candidate.xe == pytest.approx(scores.xe(candidate.member).at(16))
+        assert candidate.difference.value == pytest.approx(candidate.xe - values[0])
+        assert candidate.difference.value >= 0
+
+
+def test_every_member_is_a_candidate_plain_and_tempered(choice, scores):
+    assert len(choice.ranking) == 2 * len(scores.members)
+    plain = {c.member for c in choice.ranking if not c.tuned}
+    assert plain == set(scores.members) and ad.DET in plain
+    tuned = [c for c in choice.ranking if c.tuned]
+    assert {dataclasses.replace(c.member, temperature=1.0) for c in tuned} == set(scores.members)
+    for candidate in tuned:
+        fit = scores.fit(candidate.member.at_temperature(1.0))
+        assert candidate.member == fit.member and candidate.at_edge == fit.at_edge
+
+
+def test_deterministic_candidates_exist_where_the_grid_leaves_zero_out():
+    model, x, y = overconfident()
+    scores = ad.evaluate(model, [(x, y)], grid=ad.Grid((1,), (1,)), num_samples=4)
+    members = [c.member for c in ad.select(scores).ranking]
+    assert ad.DET in members and sum(m.deterministic for m in members) == 2
+
+
+def test_the_gain_is_over_the_plain_deterministic_member(choice, scores):
+    expected = scores.xe(ad.DET).value - scores.xe(choice.member).value
+    assert choice.gain.value == pytest.approx(expected) and expected > 0.1
+    tempered = scores.fit(ad.DET).member
+    share = (scores.xe(ad.DET).value - scores.xe(tempered).value) / expected
+    assert choice.temperature_share == pytest.approx(share)
+
+
+def test_the_first_line_says_what_was_gained_and_what_temperature_gives(choice):
+    first = str(choice).splitlines()[0]
+    assert f"{choice.gain.value:.4f}" in first and "temperature alone" in first
+    assert f"{100 * choice.temperature_share:.0f} %" in first
+    assert str(choice.member) in str(choice)
+
+
+def test_scores_of_test_data_are_refused(scores):
+    test = ad.Scores(dataclasses.replace(scores.protocol, split="test"), scores.tensors)
+    with pytest.raises(SplitError, match="test"):
+        ad.select(test)
+
+
+@pytest.mark.parametrize("split", ["Test", "TEST"])
+def test_scores_of_test_data_are_refused_however_it_is_written(scores, split):
+    test = ad.Scores(dataclasses.replace(scores.protocol, split=split), scores.tensors)
+    with pytest.raises(SplitError, match="test"):
+        ad.select(test)
+
+
+def test_cheapest_is_the_cheapest_within_one_standard_error(scores):
+    choice = ad.select(scores, prefer="cheapest", resamples=0, folds=0)
+    chosen = next(c for c in choice.ranking if c.member == choice.member)
+    assert chosen.difference.value <= chosen.difference.error
+    near = [c for c in choice.ranking if c.difference.value <= c.difference.error]
+    cost = {True: 0, False: 1}
+    assert cost[chosen.member.deterministic] == min(cost[c.member.deterministic] for c in near)
+
+
+def test_cheapest_takes_the_plain_deterministic_member_where_nothing_is_gained():
+    torch.manual_seed(0)
+    model, x = mlp(5, 40, 4, rate=0.01).eval(), torch.randn(300, 5)
+    with torch.no_grad():
+        y = torch.distributions.Categorical(logits=model(x)).sample()
+    scores = ad.evaluate(model, [(x, y)], grid=GRID, num_samples=4)
+    assert ad.select(scores, prefer="cheapest").member == ad.DET
+
+
+def test_fewer_samples_of_the_predictor_count_against_sampling(scores):
+    few, many = (ad.select(scores, num_samples=k, folds=0, resamples=0) for k in (2, 1000))
+    for member in (ad.AMC, ad.Member(0.5, 1)):
+        at = {c.member: c.xe for c in few.ranking}, {c.member: c.xe for c in many.ranking}
+        assert at[0][member] > at[1][member]
+        assert at[0][member] == pytest.approx(scores.xe(member).at(2))
+    assert few.num_samples == 2 and "2 samples" in str(few)
+
+
+def test_same_seed_same_selection(scores):
+    a, b = (ad.select(scores, seed=3) for _ in "ab")
+    assert a == b
+    assert str(a) == str(b)
+
+
+def test_crossfitted_gain_is_below_the_optimistic_one_on_few_data():
+    gains, crossfitted = [], []
+    for seed in range(6):
+        model, x, y = overconfident(30, seed, 1.0)
+        scores = ad.evaluate(model, [(x, y)], grid=GRID, num_samples=4)
+        choice = ad.select(scores, resamples=0)
+        gains.append(choice.gain.value)
+        crossfitted.append(choice.crossfit.value)
+    assert sum(crossfitted) < sum(gains)
+
+
+def test_pure_noise_gains_nothing_when_crossfitted():
+    values, errors = [], []
+    for seed in range(8):
+        torch.manual_seed(seed)
+        model, x = mlp(5, 40, 4).eval(), torch.randn(60, 5)
+        with torch.no_grad():
+            y = torch.distributions.Categorical(logits=model(x)).sample()
+        scores = ad.evaluate(model, [(x, y)], grid=GRID, num_samples=8, seed=seed)
+        crossfit = ad.select(scores, resamples=0, seed=seed).crossfit
+        values.append(crossfit.value)
+        errors.append(crossfit.error)
+    mean = sum(values) / 8
+    assert mean < 3 * sum(e**2 for e in errors) ** 0.5 / 8
+
+
+def test_a_real_gain_survives_crossfitting(choice):
+    assert choice.crossfit.value > 3 * choice.crossfit.error
+    assert choice.crossfit.value <= choice.gain.value + 0.02
+
+
+def test_bootstrap_shares_sum_to_one_and_favour_the_choice(choice):
+    assert sum(share for _, _, share in choice.recurrence) == pytest.approx(1)
+    shares = [share for _, _, share in choice.recurrence]
+    assert shares == sorted(shares, reverse=True)
+    best = choice.ranking[0]
+    assert any(
+        m == best.member.at_temperature(1.0) and tuned == best.tuned
+        for m, tuned, _ in choice.recurrence
+    )
+
+
+def test_checks_can_be_switched_off(scores):
+    choice = ad.select(scores, folds=0, resamples=0)
+    assert choice.crossfit is None and choice.recurrence == ()
+    assert "cross-fitted" not in str(choice)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"prefer": "fastest"},
+        {"num_samples": 0},
+        {"num_samples": -3},
+        {"folds": -1},
+        {"resamples": -1},
+        {"folds": 1},
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(scores, options):
+    with pytest.raises(MemberError, match=next(iter(options))):
+        ad.select(scores, **options)
+
+
+@pytest.mark.parametrize("examples", [1, 2, 3, 5])
+@pytest.mark.parametrize("prefer", ["best", "cheapest"])
+def test_few_examples_do_not_break_the_selection(examples, prefer):
+    model, x, y = overconfident(examples)
+    scores = ad.evaluate(model, [(x, y)], grid=GRID, num_samples=4)
+    choice = ad.select(scores, prefer=prefer)
+    assert choice.member in [c.member for c in choice.ranking]
+    assert str(choice)
+
+
+def test_examples_of_many_targets_are_resampled_together():
+    torch.manual_seed(0)
+    model, x, y = mlp(), torch.randn(6, 10, 5), torch.randint(3, (6, 10))
+    scores = ad.evaluate(model, [(x, y)], grid=GRID, num_samples=4)
+    choice = ad.select(scores)
+    assert choice.crossfit is not None
+    assert choice.gain.error > 0 and math.isfinite(choice.gain.error)
+
+
+def test_temperatures_at_the_edge_are_marked():
+    model, x, y = overconfident(scale=60.0)
+    scores = ad.evaluate(
+        model, [(x, y)], grid=ad.Grid((1,), (1,)), num_samples=4, temperatures=(0.5, 1.1)
+    )
+    choice = ad.select(scores)
+    assert any(c.at_edge for c in choice.ranking)
+    assert "edge" in str(choice)
+
+
+def test_tempered_samples_are_candidates_of_their_own():
+    model, x, y = overconfident()
+    grid = ad.Grid((0, 1), (1,), temper="sample")
+    scores = ad.evaluate(model, [(x, y)], grid=grid, num_samples=8)
+    choice = ad.select(scores)
+    sampled = [c for c in choice.ranking if c.member.temper == "sample"]
+    assert {c.tuned for c in sampled} == {True, False}
+
+
+def test_differences_are_paired_and_antisymmetric(scores):
+    forth, back = scores.difference(ad.AMC, ad.DET), scores.difference(ad.DET, ad.AMC)
+    assert forth.value == pytest.approx(-back.value)
+    assert forth.error == pytest.approx(back.error)
+    assert forth.value == pytest.approx(scores.xe(ad.AMC).value - scores.xe(ad.DET).value)
+    assert forth.corrected == pytest.approx(scores.xe(ad.AMC).corrected - scores.xe(ad.DET).value)
+    assert scores.difference(ad.AMC, ad.AMC).error == 0
+    alone = math.hypot(scores.xe(ad.AMC).error, scores.xe(ad.Member(0.5, 1)).error)
+    assert scores.difference(ad.AMC, ad.Member(0.5, 1)).error < alone

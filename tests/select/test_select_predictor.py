@@ -1,0 +1,185 @@
+import contextlib
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import afterdrop as ad
+from afterdrop.errors import DataError, MemberError, SiteError
+from afterdrop.masks.rows import Rows
+from afterdrop.masks.uniforms import Plan
+from oracles import family as oracle
+from oracles.zoo import AWD, ConvNet, Packed, mlp
+
+MEMBERS = [
+    ad.Member(alpha, multiplier, temperature, temper)
+    for alpha in (0.0, 0.05, 0.5, 1.0)
+    for multiplier in (0.4, 1.0)
+    for temperature, temper in ((1.0, "mean"), (0.7, "mean"), (1.6, "sample"))
+]
+
+
+def brute_force(model, x, plan, member):
+    sites = ad.find_sites(model, x)
+    control, out = sites.control(model), []
+    with torch.no_grad(), control.prepared(member.multiplier):
+        for k in range(plan.num_samples):
+            zeros = torch.zeros(len(x), dtype=torch.int64)
+            rows = Rows(plan, (member.multiplier,), range(k, k + 1), zeros)
+            out.append(control.forward(rows, x).double().numpy())
+    lp = oracle.log_softmax(np.stack(out))
+    return oracle.member_log_probs(lp, member.alpha, member.temperature, member.temper)
+
+
+@pytest.mark.parametrize("member", MEMBERS)
+def test_predictions_are_those_of_the_definition(member):
+    model, x = mlp(5, 20, 4), torch.randn(6, 5)
+    got = ad.Predictor(model, member, num_samples=8, seed=3)(x)
+    expected = brute_force(model, x, Plan(8, 3), member)
+    np.testing.assert_allclose(got.numpy(), expected, atol=1e-5)
+    torch.testing.assert_close(got.exp().sum(-1), torch.ones(6))
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 3.0])
+def test_the_deterministic_member_is_eval_mode_in_one_pass(temperature):
+    model, x = ConvNet().train(), torch.randn(6, 1, 8, 8)
+    calls = []
+    model.register_forward_hook(lambda *_: calls.append(1))
+    got = ad.Predictor(model, ad.DET.at_temperature(temperature))(x)
+    assert len(calls) == 1
+    assert model.training
+    with torch.no_grad():
+        expected = (model.eval()(x) / temperature).log_softmax(-1)
+    torch.testing.assert_close(got, expected)
+
+
+def test_the_deterministic_member_needs_no_dropout():
+    model, x = nn.Linear(5, 3), torch.randn(6, 5)
+    assert ad.Predictor(model, ad.DET)(x).shape == (6, 3)
+    with pytest.raises(SiteError, match="no dropout"):
+        ad.Predictor(model, ad.AMC)(x)
+
+
+@pytest.mark.parametrize("masks", ["lhs", "iid", "antithetic"])
+def test_same_seed_same_output_and_other_seed_other_output(masks):
+    model, x = mlp(5, 20, 4), torch.randn(6, 5)
+    a, b, c = (ad.Predictor(model, ad.AMC, 8, seed, masks=masks)(x) for seed in (0, 0, 1))
+    assert torch.equal(a, b)
+    assert not torch.allclose(a, c)
+    again = ad.Predictor(model, ad.AMC, 8, 0, masks=masks)
+    again(x)
+    assert torch.equal(again(x), a)
+
+
+def test_the_global_seed_does_not_matter():
+    model, x = mlp(), torch.randn(6, 5)
+    predict = ad.Predictor(model, ad.AMC, 8)
+    torch.manual_seed(1)
+    a = predict(x)
+    torch.manual_seed(2)
+    assert torch.equal(a, predict(x))
+
+
+@pytest.mark.parametrize("memory", [None, 2**20])
+def test_an_example_gets_the_same_prediction_in_any_batch(memory):
+    model, x = ConvNet(), torch.randn(9, 1, 8, 8)
+    whole = ad.Predictor(model, ad.AMC, 16)(x)
+    predict = ad.Predictor(model, ad.AMC, 16, memory=memory)
+    for size in (1, 4, 9):
+        parts = torch.cat([predict(part) for part in x.split(size)])
+        torch.testing.assert_close(parts, whole, rtol=0, atol=1e-5)
+    torch.testing.assert_close(predict(x.flip(0)).flip(0), whole, rtol=0, atol=1e-5)
+
+
+def test_equal_examples_get_equal_predictions():
+    x = torch.randn(1, 5).expand(7, 5).contiguous()
+    out = ad.Predictor(mlp(), ad.AMC, 8)(x)
+    torch.testing.assert_close(out, out[:1].expand_as(out))
+
+
+def test_keyword_inputs_sequences_and_own_masks():
+    class Named(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = mlp()
+
+        def forward(self, *, features, scale=1.0):
+            return self.inner(features) * scale
+
+    assert ad.Predictor(Named(), ad.AMC, 4)(features=torch.randn(6, 2, 5)).shape == (6, 2, 3)
+    predict = ad.Predictor(AWD(), ad.Member(0.5, 0.5), 4, rates=AWD.RATES, batch_dim=1)
+    assert predict(torch.randint(13, (5, 3))).shape == (5, 3, 13)
+    packed = ad.Predictor(Packed(), ad.AMC, 4)
+    assert packed(torch.randint(11, (3, 5)), torch.tensor([5, 2, 3])).shape == (3, 3)
+
+
+def test_time_major_predictions_do_not_depend_on_memory():
+    model, tokens = AWD(), torch.randint(13, (5, 6))
+    options = {"rates": AWD.RATES, "batch_dim": 1}
+    a = ad.Predictor(model, ad.AMC, 4, **options)(tokens)
+    b = ad.Predictor(model, ad.AMC, 4, memory=2**20, **options)(tokens)
+    torch.testing.assert_close(a, b)
+
+
+def test_predictors_are_modules():
+    model = mlp()
+    predict = ad.Predictor(model, ad.AMC, 4)
+    assert isinstance(predict, nn.Module)
+    assert {id(p) for p in predict.parameters()} == {id(p) for p in model.parameters()}
+    out = predict(torch.randn(2, 5))
+    assert not out.requires_grad
+    predict.double()
+    assert predict(torch.randn(2, 5).double()).isfinite().all()
+
+
+def test_chosen_members_predict_what_was_scored():
+    torch.manual_seed(0)
+    model, x = mlp(5, 40, 4).eval(), torch.randn(400, 5) * 2
+    with torch.no_grad():
+        y = torch.distributions.Categorical(logits=model(x)).sample()
+        model[3].weight.mul_(6)
+    scores = ad.evaluate(model, [(x, y)], grid=ad.Grid((0, 0.5, 1), (0, 0.5, 1)), num_samples=50)
+    choice = ad.select(scores, folds=0, resamples=0)
+    lp = ad.Predictor(model, choice.member, num_samples=50)(x)
+    xe = -lp.gather(-1, y[:, None]).mean().item()
+    expected = scores.xe(choice.member)
+    # The predictor shares its masks between examples: its own mask error is larger.
+    assert xe == pytest.approx(expected.value, abs=0.05)
+
+
+def test_members_can_be_saved_and_used_elsewhere(tmp_path):
+    model, x = mlp(), torch.randn(3, 5)
+    member = ad.Member(0.25, 0.7, 1.234567890123, "sample")
+    member.save(tmp_path / "member.json")
+    loaded = ad.Member.load(tmp_path / "member.json")
+    assert torch.equal(ad.Predictor(model, loaded, 8)(x), ad.Predictor(model, member, 8)(x))
+
+
+@pytest.mark.parametrize("member", [None, "AMC", 1.0, {"alpha": 1}])
+def test_what_is_no_member_is_refused(member):
+    with pytest.raises(MemberError, match="member="):
+        ad.Predictor(mlp(), member)
+
+
+def test_odd_numbers_of_samples_are_refused():
+    with pytest.raises(DataError, match="num_samples=7"):
+        ad.Predictor(mlp(), ad.AMC, 7)
+    assert ad.Predictor(mlp(), ad.AMC, 1)(torch.randn(2, 5)).shape == (2, 3)
+
+
+def test_inputs_that_cannot_be_predicted_are_refused():
+    with pytest.raises(DataError, match="NaN"):
+        ad.Predictor(mlp(), ad.AMC, 4)(torch.full((2, 5), torch.nan))
+    with pytest.raises(DataError, match="NaN"):
+        ad.Predictor(mlp(), ad.DET)(torch.full((2, 5), torch.nan))
+    with pytest.raises(SiteError, match="multiplier"):
+        ad.Predictor(mlp(rate=1.0), ad.AMC, 4)(torch.randn(2, 5))
+
+
+@pytest.mark.parametrize("member", [ad.DET, ad.AMC])
+def test_a_batch_without_examples_gives_none(member):
+    predict = ad.Predictor(mlp(), member, 4)
+    predict(torch.randn(2, 5))
+    with contextlib.suppress(ad.AfterdropError):
+        assert predict(torch.randn(0, 5)).shape == (0, 3)

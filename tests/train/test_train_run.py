@@ -1,0 +1,355 @@
+import json
+import os
+import signal
+import sys
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from afterdrop import recipes, train
+from afterdrop.data import EvalStripes, load_text
+from afterdrop.errors import DataError, ExtraError, FileError
+from afterdrop.train import TrainError
+from afterdrop.train.folder import RunFolder, locked
+from afterdrop.train.text_task import TextTask
+from afterdrop.train.trainer import Trainer
+from afterdrop.train.validation import validate
+
+TIMES = ("seconds", "targets_per_second")
+
+
+def run(config, out, **options):
+    return train.run(config, out, device="cpu", progress=False, **options)
+
+
+def metrics(out):
+    lines = [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in line.items() if k not in TIMES} for line in lines]
+
+
+def tensors(out, which="last"):
+    return load_file(Path(out) / "checkpoint" / f"{which}.safetensors")
+
+
+def assert_same_run(one, other):
+    assert metrics(one) == metrics(other)
+    for which in ("last", "best"):
+        a, b = tensors(one, which), tensors(other, which)
+        assert a.keys() == b.keys()
+        for name in a:
+            assert torch.equal(a[name], b[name]), f"{which} {name}"
+
+
+def test_a_run_learns_drops_averages_and_finishes(text_config, tmp_path):
+    before = torch.get_rng_state()
+    result = run(text_config, tmp_path / "run")
+    assert torch.equal(torch.get_rng_state(), before)  # the caller's randomness is untouched
+    assert (result.finished, result.turn, result.step) == (True, 6, 30)
+    lines = metrics(tmp_path / "run")
+    assert [line["turn"] for line in lines] == list(range(7))
+    assert lines[0]["loss"] is None and lines[-1]["best_xe"] < lines[0]["xe"] - 0.1
+    assert [round(line["learning_rate"], 4) for line in lines] == [0.01] * 4 + [0.001] * 3
+    assert [line["averaged"] for line in lines] == [0, 0, 0, 0, 0, 5, 10]
+    assert result.best["xe_optimal"] == min(line["xe_optimal"] for line in lines)
+
+
+def test_best_holds_what_was_validated(text_config, tmp_path):
+    run(text_config, tmp_path / "run")
+    best = tensors(tmp_path / "run", "best")
+    last = tensors(tmp_path / "run", "last")
+    assert metrics(tmp_path / "run")[-1]["best_turn"] == 6  # averaged
+    before = torch.get_rng_state()
+    model, config, load_data = train.load_model(tmp_path / "run")
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(p.requires_grad and p.device.type == "cpu" for p in model.parameters())
+    text = load_data()
+    assert not model.training and config == text_config
+    for name, parameter in model.named_parameters():
+        assert torch.equal(parameter, best[f"model.{name}"])
+        assert torch.equal(parameter, last[f"average.{name}"])
+    with torch.no_grad():
+        task = TextTask(config, text, torch.device("cpu"))
+        found = validate(task.validation_batches(model))
+    assert found.xe == metrics(tmp_path / "run")[-1]["xe"]
+    assert found.targets == len(text.valid)
+    other, _, _ = train.load_model(tmp_path / "run", "last")
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters()))
+
+
+def test_validation_is_the_streams_cross_entropy(text_config, text_folder):
+    text = load_text(text_folder)
+    config = text_config.override({"validation.rows": 1, "validation.window": 4})
+    task = TextTask(config, text, torch.device("cpu"))
+    model = task.build_model().eval()
+    tokens = text.valid.long()
+    inputs = torch.cat([torch.tensor([text.vocabulary.eos_id]), tokens[:-1]])
+    with torch.no_grad():
+        whole = torch.nn.functional.cross_entropy(model(inputs[None])[0][0], tokens)
+        found = validate(task.validation_batches(model))
+        assert found.xe == pytest.approx(whole.item(), abs=1e-5)
+        few = text_config.override({"validation.max_targets": 20})
+        task = TextTask(few, text, torch.device("cpu"))
+        assert 20 <= validate(task.validation_batches(model)).targets < 20 + 3 * 6
+    assert len(EvalStripes(text.valid, 0, 1, 4)) > 5
+
+
+def test_max_minutes_saves_and_going_on_is_exact(text_config, tmp_path):
+    run(text_config, tmp_path / "whole")
+    result = run(text_config, tmp_path / "parts", max_minutes=1e-9)
+    assert (result.finished, result.reason, result.step, result.best) == (
+        False,
+        "max_minutes",
+        0,
+        {},
+    )
+    assert "To go on" in result.message
+    assert run(text_config, tmp_path / "parts", resume="require").finished
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("at", [0, 7, 10, 23])
+def test_a_signal_saves_and_going_on_is_exact(text_config, tmp_path, monkeypatch, number, at):
+    run(text_config, tmp_path / "whole")
+    real, calls = TextTask.loss, iter(range(1000))
+
+    def loss(self, model, step):
+        if next(calls) == at:
+            signal.raise_signal(number)
+        return real(self, model, step)
+
+    monkeypatch.setattr(TextTask, "loss", loss)
+    result = run(text_config, tmp_path / "parts")
+    assert (result.finished, result.step) == (False, at + 1)
+    assert result.reason == number.name and "same command" in result.message
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert run(text_config, tmp_path / "parts").finished
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_signal_during_validation_leaves_it_for_later(text_config, tmp_path, monkeypatch):
+    run(text_config, tmp_path / "whole")
+    real, calls = TextTask.validation_batches, iter(range(100))
+
+    def validation(self, model):
+        if next(calls) == 2:
+            signal.raise_signal(signal.SIGINT)
+        yield from real(self, model)
+
+    monkeypatch.setattr(TextTask, "validation_batches", validation)
+    assert run(text_config, tmp_path / "parts").turn == 1
+    assert run(text_config, tmp_path / "parts").finished
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_finished_run_is_left_alone(text_config, tmp_path):
+    first = run(text_config, tmp_path / "run")
+    stamp = (tmp_path / "run/checkpoint/last.safetensors").stat().st_mtime_ns
+    assert run(text_config, tmp_path / "run") == first
+    assert (tmp_path / "run/checkpoint/last.safetensors").stat().st_mtime_ns == stamp
+
+
+def test_another_run_or_other_files_are_refused(text_config, tmp_path):
+    run(text_config, tmp_path / "run", max_minutes=1e-9)
+    other = text_config.override({"optimiser.learning_rate": 0.02, "schedule.turns": 9})
+    with pytest.raises(TrainError, match=r"learning_rate: 0.01 → 0.02; schedule.turns: 6 → 9"):
+        run(other, tmp_path / "run")
+    with pytest.raises(TrainError, match="'refuse'"):
+        run(text_config, tmp_path / "run", resume="refuse")
+    with pytest.raises(TrainError, match="'require'"):
+        run(text_config, tmp_path / "new", resume="require")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.tex").write_text("x")
+    with pytest.raises(TrainError, match=r"thesis\.tex"):
+        run(text_config, tmp_path / "home")
+    with locked(tmp_path / "run"), pytest.raises(TrainError, match="another process"):
+        run(text_config, tmp_path / "run")
+    with pytest.raises(FileError, match="cannot train in"):
+        run(text_config, tmp_path / "home" / "thesis.tex")
+
+
+def test_changed_data_are_refused(text_config, text_folder, tmp_path):
+    run(text_config, tmp_path / "run", max_minutes=1e-9)
+    (text_folder / "valid.txt").write_text("the fox\n")
+    with pytest.raises(TrainError, match="checksums"):
+        run(text_config, tmp_path / "run")
+    run(text_config, tmp_path / "other")
+    _, _, load_data = train.load_model(tmp_path / "other")
+    (text_folder / "valid.txt").write_text("the dog\n")
+    with pytest.raises(TrainError, match="checksums"):
+        load_data()
+
+
+def test_a_death_between_last_and_best_is_mended(text_config, tmp_path, monkeypatch):
+    run(text_config, tmp_path / "whole")
+    real = os.replace
+
+    def replace(source, target):
+        if str(target).endswith("best.safetensors") and len(metrics(tmp_path / "parts")) == 3:
+            raise KeyboardInterrupt  # no handler sees it: as good as dead
+        real(source, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    with pytest.raises(KeyboardInterrupt):
+        run(text_config, tmp_path / "parts")
+    monkeypatch.undo()
+    run(text_config, tmp_path / "parts", max_minutes=1e-9)
+    assert RunFolder(tmp_path / "parts").best.exists()
+    kept = train.load_model(tmp_path / "parts")[0].state_dict()
+    last = train.load_model(tmp_path / "parts", "last")[0].state_dict()
+    assert all(torch.equal(kept[name], last[name]) for name in kept)
+    assert run(text_config, tmp_path / "parts").finished
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.parametrize("where", ["replace", "fsync"])
+def test_a_full_disk_leaves_the_last_good_checkpoint(text_config, tmp_path, monkeypatch, where):
+    run(text_config, tmp_path / "whole")
+    out, real = tmp_path / "parts", getattr(os, where)
+
+    def full(*args):
+        if out.joinpath("metrics.jsonl").exists() and len(metrics(out)) == 4:
+            raise OSError(28, "No space left on device")
+        return real(*args)
+
+    monkeypatch.setattr(os, where, full)
+    with pytest.raises(FileError, match=r"No space left.*last good checkpoint.*step 10.*To go on"):
+        run(text_config, out)
+    monkeypatch.undo()
+    assert not [p for p in out.rglob(".*") if p.name != ".lock"]  # no temporary files are left
+    assert run(text_config, out).finished
+    assert_same_run(tmp_path / "whole", out)
+
+
+@pytest.mark.parametrize("at", [3, 14])
+def test_a_diverged_run_keeps_its_last_good_checkpoint(text_config, tmp_path, monkeypatch, at):
+    real = TextTask.loss
+    monkeypatch.setattr(
+        TextTask,
+        "loss",
+        lambda self, model, step: real(self, model, step) * (float("nan") if step == at else 1),
+    )
+    good = at // 5 * 5
+    message = rf"loss is nan.*learning_rate.*last good checkpoint is .*step {good}\)"
+    with pytest.raises(TrainError, match=message):
+        run(text_config, tmp_path / "run")
+    last = tensors(tmp_path / "run")
+    assert all(t.isfinite().all() for t in last.values() if t.is_floating_point())
+    train.load_model(tmp_path / "run")
+
+
+def test_damaged_files_are_named(text_config, tmp_path):
+    run(text_config, tmp_path / "run")
+    path = tmp_path / "run/checkpoint/best.safetensors"
+    content = path.read_bytes()
+    for damaged in (b"", content[:100], content[:-8]):
+        path.write_bytes(damaged)
+        with pytest.raises(FileError, match="cannot read the checkpoint"):
+            train.load_model(tmp_path / "run")
+    path.write_bytes(content.replace(b"afterdrop-checkpoint", b"afterdrop-checkpainx"))
+    with pytest.raises(FileError, match="is not an afterdrop-checkpoint"):
+        train.load_model(tmp_path / "run")
+    path.unlink()
+    with pytest.raises(FileError, match="no best checkpoint yet"):
+        train.load_model(tmp_path / "run")
+    (tmp_path / "run/metrics.jsonl").write_text("nonsense\n")
+    with pytest.raises(FileError, match="not JSON"):
+        RunFolder(tmp_path / "run").read_metrics()
+    with pytest.raises(FileError):
+        train.load_model(tmp_path / "nowhere")
+
+
+def test_several_samples_and_torchs_adam_resume_too(text_config, tmp_path):
+    config = text_config.override(
+        {
+            "objective.samples": 3,
+            "objective.alpha": 0.5,
+            "optimiser.name": "adam",
+            "optimiser.beta1": 0.5,
+            "schedule.turns": 2,
+        }
+    )
+    run(config, tmp_path / "whole")
+    run(config.override({}), tmp_path / "parts", max_minutes=0.0005)
+    run(config, tmp_path / "parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    assert tensors(tmp_path / "whole")["carried.0.h"].shape == (12, 8)
+
+
+def test_state_reset_zeroes_whole_stripes(text_config, text_folder):
+    config = text_config.override({"objective.state_reset": 0.5, "objective.batch_size": 64})
+    task = TextTask(config, load_text(text_folder), torch.device("cpu"))
+    model = task.build_model()
+    task.loss(model, 0)
+    state = task._before_window()
+    zero = [(part == 0).all(1) for pair in state for part in pair]
+    assert all(torch.equal(zero[0], other) for other in zero)
+    assert 16 < int(zero[0].sum()) < 48
+    kept = ~zero[0]
+    assert torch.equal(state[0][0][kept], task.state[0][0][kept])  # no rescaling
+
+
+def test_a_classifier_trains_and_resumes(tmp_path):
+    config = recipes.load("digits-mlp").config.override(
+        {"schedule.turns": 3, "schedule.steps_per_turn": 10, "optimiser.learning_rate": 0.01}
+    )
+    result = run(config, tmp_path / "whole")
+    assert result.best["xe"] < 2.0 and "Best xe" in result.message
+    run(config, tmp_path / "parts", max_minutes=0.0003)
+    run(config, tmp_path / "parts")
+    assert_same_run(tmp_path / "whole", tmp_path / "parts")
+    model, _, load_data = train.load_model(tmp_path / "whole")
+    assert model(load_data().test.images).shape == (397, 10)
+
+
+def test_a_model_must_go_with_its_data(text_config, tmp_path):
+    content = text_config.to_dict() | {"data": {"name": "builtin:digits"}}
+    with pytest.raises(DataError, match="set of images"):
+        run(train.TrainConfig.from_dict(content), tmp_path / "run")
+
+
+def test_tensorboard_is_an_extra(text_config, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ExtraError, match=r"pip install 'afterdrop\[track\]'"):
+        run(text_config, tmp_path / "run", track=True)
+    written = []
+
+    class SummaryWriter:
+        def __init__(self, folder, purge_step):
+            assert purge_step == 0 and folder.endswith("tensorboard")
+
+        def add_scalar(self, *scalar):
+            written.append(scalar)
+
+        def flush(self):
+            pass
+
+        close = flush
+
+    fake = types.SimpleNamespace(SummaryWriter=SummaryWriter)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", fake)
+    run(text_config, tmp_path / "run", track=True)
+    assert ("averaged", 10, 30) in written
+
+
+def test_the_bar_shows_loss_validation_and_speed(text_config, tmp_path, capsys):
+    config = text_config.override({"schedule.steps_per_turn": 20, "schedule.turns": 2})
+    train.run(config, tmp_path / "run")
+    shown = capsys.readouterr()
+    for part in ("train ppl", "valid ppl", "at T=", "best ppl", "words/s", "40/40"):
+        assert part in shown.err
+    assert "Finished: all 2 turns are done. Best ppl" in shown.out + shown.err
+
+
+def test_the_trainer_knows_where_in_a_turn_it_is(text_config, text_folder):
+    task = TextTask(text_config, load_text(text_folder), torch.device("cpu"))
+    trainer = Trainer(text_config, task, task.build_model())
+    assert trainer.turn_over and trainer.mean_loss() is None
+    trainer.finish_turn(trainer.validate(lambda: False))
+    for done in range(5):
+        assert not trainer.turn_over and trainer.turn_steps == done
+        trainer.train_step()
+    assert trainer.turn_over and trainer.mean_loss() > 0

@@ -1,0 +1,52 @@
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from afterdrop.errors import DataError
+from afterdrop.train.averaging import WeightAverage
+from afterdrop.train.validation import validate
+
+
+def test_both_cross_entropies_are_exact():
+    logits = 2.5 * torch.randn(2000, 50)
+    targets = torch.distributions.Categorical(logits=logits / 1.4).sample()
+    found = validate(zip(logits.split(300), targets.split(300)))
+    grid = torch.linspace(0.5, 2, 3001, dtype=torch.float64)
+    xes = torch.stack([F.cross_entropy(logits.double() / t, targets) for t in grid[::10]])
+    assert found.xe == pytest.approx(F.cross_entropy(logits.double(), targets).item(), abs=1e-6)
+    assert found.xe_optimal == pytest.approx(xes.min().item(), abs=5e-6)
+    assert found.temperature == pytest.approx(float(grid[::10][xes.argmin()]), abs=0.01)
+    assert found.targets == 2000
+
+
+def test_the_optimum_stays_in_its_bracket():
+    logits = 20 * torch.randn(500, 5)  # nothing to do with the targets
+    found = validate([(logits, torch.randint(5, (500,)))])
+    assert found.temperature == pytest.approx(2.0)
+    assert found.xe_optimal < found.xe
+
+
+def test_no_targets_are_refused():
+    with pytest.raises(DataError, match="no targets"):
+        validate([])
+
+
+def test_the_average_is_the_mean_of_all_weights_after_the_trigger():
+    model = nn.Linear(3, 2)
+    average, seen = WeightAverage(model), []
+    with average.in_place():  # before any update: the weights themselves
+        pass
+    for _ in range(7):
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(torch.randn_like(p))
+        average.update()
+        seen.append([p.detach().clone() for p in model.parameters()])
+    last = [p.detach().clone() for p in model.parameters()]
+    pointers = [p.data_ptr() for p in model.parameters()]
+    with average.in_place():
+        for p, *values in zip(model.parameters(), *seen):
+            torch.testing.assert_close(p.detach(), torch.stack(values).mean(0))
+    assert [p.data_ptr() for p in model.parameters()] == pointers
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), last))
