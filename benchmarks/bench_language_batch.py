@@ -53,11 +53,11 @@ def ours(tokens: Tensor, targets: Tensor) -> None:
     ad.evaluate(WordModel().eval(), [(tokens, targets)], grid=grid, num_samples=SAMPLES)
 
 
-def theirs(tokens: Tensor, targets: Tensor) -> None:
+def theirs(tokens: Tensor, targets: Tensor, on_batch: bool = True) -> None:
     from torch_uncertainty.methods import mc_dropout
 
     flat = nn.Sequential(WordModel(), nn.Flatten(0, 1))
-    model = mc_dropout(flat, num_estimators=SAMPLES, on_batch=False)
+    model = mc_dropout(flat, num_estimators=SAMPLES, on_batch=on_batch)
     model.eval()
     with torch.no_grad():
         samples = model(tokens).view(SAMPLES, BATCH * TIME, TYPES)

@@ -5,18 +5,39 @@ from collections.abc import Callable, Sequence
 
 import tyro
 
+from afterdrop.cli.data import data
 from afterdrop.cli.evaluate import evaluate
+from afterdrop.cli.sample import sample
+from afterdrop.cli.score import score
 from afterdrop.cli.select import select
 from afterdrop.cli.sites import sites
+from afterdrop.cli.test import test
+from afterdrop.cli.train import train
 from afterdrop.errors import AfterdropError
 
-VERBS: dict[str, Callable[..., None]] = {"evaluate": evaluate, "select": select, "sites": sites}
+VERBS: dict[str, Callable[..., None]] = {
+    "train": train,
+    "evaluate": evaluate,
+    "select": select,
+    "test": test,
+    "score": score,
+    "sample": sample,
+    "sites": sites,
+    "data": data,
+}
 
 _ABOUT = """Train once with dropout, choose the model afterwards.
 
-  afterdrop sites    MODEL DATA            what is random in a model
+  afterdrop sites    MODEL DATA            what is random in your own model
   afterdrop evaluate MODEL DATA --out RUN  scores of every member of the dropout family
   afterdrop select   RUN                   the best member, and how sure that is
+
+  afterdrop train    RECIPE --out RUN      train a model of the paper, or on your own text
+  afterdrop evaluate RUN                   scores of every member on its validation data
+  afterdrop test     RUN                   the chosen member on test data
+  afterdrop score    RUN FILE              log-probability of a text
+  afterdrop sample   RUN                   text drawn from the chosen member
+  afterdrop data     list|fetch NAME       data sets by name
 """
 
 

@@ -1,23 +1,27 @@
 """afterdrop evaluate: scores of every member of the family."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+import tyro
 from tyro.conf import Positional
 
 from afterdrop.cli.resolve import resolve_batches, resolve_model
-from afterdrop.cli.run import parts_path, scores_path
-from afterdrop.errors import FileError
-from afterdrop.evaluate.evaluate import evaluate as evaluate_model
+from afterdrop.cli.run import evaluate_run, is_run, parts_path, scores_path
+from afterdrop.errors import DataError, FileError
+from afterdrop.evaluate.evaluate import Settings, run_evaluation
+from afterdrop.evaluate.passes import Reader
 from afterdrop.family.member import Grid
+from afterdrop.masks.uniforms import Plan
 from afterdrop.select.tables import family_table
+from afterdrop.train import load_model
 
 
 def evaluate(
-    model: Positional[str],
-    data: Positional[str],
+    model: Annotated[Positional[str], tyro.conf.arg(metavar="RUN|MODEL")],
+    data: Annotated[Positional[str | None], tyro.conf.arg(metavar="[DATA]")] = None,
     /,
-    out: Path,
+    out: Path | None = None,
     split: str = "valid",
     num_samples: int = 100,
     alphas: tuple[float, ...] = Grid().alphas,
@@ -30,22 +34,33 @@ def evaluate(
     noise: tuple[str, ...] = (),
     batch_dim: int = 0,
     ignore_index: int = -100,
+    window: int | None = None,
+    stripes: int = 1,
+    carry: Literal["deterministic", "sampled"] = "deterministic",
+    lifetime: Literal["window", "stream"] = "window",
+    lamb: bool = False,
+    which: Literal["best", "last"] = "best",
+    data_folder: Path | None = None,
+    device: str = "cpu",
     memory_mib: int | None = None,
     overwrite: bool = False,
     quiet: bool = False,
 ) -> None:
     """Evaluate every member of the extended dropout family on data.
 
-    Reads a trained model and batches by import path, runs the model with dropout under control,
-    and writes RUN/scores/SPLIT.safetensors. Interrupted, the same command goes on where it was.
+    Takes a run folder of afterdrop train, or your own model and batches by import path, runs the
+    model with dropout under control, and writes RUN/scores/SPLIT.safetensors. Interrupted, the
+    same command goes on where it was.
 
-    Example: afterdrop evaluate mymodel:load_model mymodel:valid_batches --out runs/mine
+    Examples:
+      afterdrop evaluate runs/ptb
+      afterdrop evaluate mymodel:load_model mymodel:valid_batches --out runs/mine
 
     Args:
-        model: Import path of a module or of a function that returns it, as in pkg.module:name.
+        model: A run folder; or the import path of a module or of a function that returns it.
         data: Import path of batches (inputs, targets) or of a function that returns them; or
-            builtin:digits.
-        out: The run folder.
+            builtin:digits. Not with a run folder, which knows its data.
+        out: The run folder that gets the scores; needed with an import path.
         split: Name of the data. Scores of "test" cannot be used to select.
         num_samples: Mask samples K, even.
         alphas: Powers of the mean, 0 (geometric) to 1 (arithmetic).
@@ -58,39 +73,54 @@ def evaluate(
         noise: Modules whose random draws are not dropout and stay off.
         batch_dim: Batch dimension of inputs, targets and logits.
         ignore_index: Targets that do not count.
+        window: Texts: tokens a window; by default that of training.
+        stripes: Texts: shares that start from a zero state; 1 is the exact stream, more are faster.
+        carry: Texts: windows start from the deterministic state, or each sample carries its own.
+        lifetime: Texts: how long masks live that are shared over time.
+        lamb: Texts: lamb's arithmetic evaluation (temper sample, sampled carry, independent masks).
+        which: The run's best or last weights.
+        data_folder: The folder of the named data sets, if not the one of training.
+        device: Where a run's model is evaluated, such as cuda.
         memory_mib: Memory for accumulators and activations in MiB.
         overwrite: Replace scores that are there.
         quiet: No progress bar and no table.
     """
-    path = scores_path(out, split)
+    trained = data is None and is_run(model)
+    if not trained and (data is None or out is None):
+        raise DataError(
+            f"{model!r} is no run folder; give one, or MODEL DATA --out RUN with import paths"
+        )
+    run = Path(model) if out is None else out
+    path = scores_path(run, split)
     if path.exists() and not overwrite:
         raise FileError(
-            f"{path} exists; use --overwrite to replace it, or another --out or --split"
+            f"{path} exists; --overwrite replaces it, another --out or --split keeps it"
         )
-    scores = evaluate_model(
-        resolve_model(model),
-        resolve_batches(data, split),
-        grid=Grid(alphas, multipliers, temper),
-        num_samples=num_samples,
-        seed=seed,
-        split=split,
-        masks=masks,
-        blocks=blocks,
-        rates=rates,
-        noise=noise,
-        batch_dim=batch_dim,
-        ignore_index=ignore_index,
+    if lamb:
+        temper, carry, masks = "sample", "sampled", "iid"
+    settings = Settings(
+        Grid(alphas, multipliers, temper),
+        Plan(num_samples, seed, masks, blocks),
+        split,
+        rates,
+        noise,
+        Reader(batch_dim, ignore_index),
         memory=None if memory_mib is None else memory_mib * 2**20,
-        resume=parts_path(out, split),
+        resume=parts_path(run, split),
         progress=not quiet,
     )
+    if trained:
+        stream = {"stripes": stripes, "carry": carry, "lifetime": lifetime}
+        if window is not None:
+            stream["time"] = window
+        loaded = load_model(model, which, device=device)
+        scores = evaluate_run(loaded, split, settings, stream, data_folder)
+    else:
+        assert data is not None
+        scores = run_evaluation(resolve_model(model), resolve_batches(data, split), settings)
     scores.save(path)
     if not quiet:
         print(family_table(scores, tuned=False))
         print()
         print(family_table(scores, tuned=True))
-        print(
-            f"\nWrote {path}. Next: afterdrop select {out}"
-            if split != "test"
-            else f"\nWrote {path}."
-        )
+        print(f"\nWrote {path}." + f" Next: afterdrop select {run}" * (split != "test"))

@@ -8,8 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from afterdrop.data import load_images
-from afterdrop.data.images import batches
+from afterdrop.data import batches, load_images
 from afterdrop.errors import DataError
 
 

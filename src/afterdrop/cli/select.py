@@ -6,6 +6,7 @@ from typing import Literal
 from tyro.conf import Positional
 
 from afterdrop.cli.run import load_scores, member_path
+from afterdrop.family.member import DET
 from afterdrop.select.select import select as select_member
 
 
@@ -33,8 +34,9 @@ def select(
         resamples: Bootstrap resamples; 0 for none.
         seed: Seed of folds and resamples.
     """
+    scores = load_scores(run, split)
     choice = select_member(
-        load_scores(run, split),
+        scores,
         num_samples=num_samples,
         prefer=prefer,
         folds=folds,
@@ -42,6 +44,16 @@ def select(
         seed=seed,
     )
     print(choice)
-    choice.member.save(member_path(run))
+    protocol = scores.protocol
+    notes = {
+        "num_samples": choice.num_samples,
+        "seed": protocol.plan.seed,
+        "masks": protocol.plan.scheme,
+        "split": split,
+        "fingerprint": protocol.fingerprint,
+        "stream": dict(protocol.stream),
+        "deterministic_temperature": scores.fit(DET).member.temperature,
+    }
+    choice.member.save(member_path(run), notes)
     print(f"\nWrote {member_path(run)}. To predict with it in Python:")
     print(f"  afterdrop.Predictor(model, afterdrop.Member.load({str(member_path(run))!r}))")

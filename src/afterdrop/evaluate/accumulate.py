@@ -81,6 +81,13 @@ def _entropy(log_means: Tensor, log_z: Tensor) -> Tensor:
     return -(log_p.exp() * log_p).sum(-1).double()
 
 
+def coarse_xe(part: Results, nodes: Nodes) -> Tensor:
+    """XE [..., Jc, N] at the coarse nodes, from what `distribution` keeps."""
+    G = part["partition"][..., ::COARSE, :].double()
+    inverse = nodes.inverse(COARSE).to(G.device).view(-1, 1)
+    return G + inverse * (part["peak"] - part["target"]).unsqueeze(-2)
+
+
 def cross_entropies(log_means: Tensor, targets: Tensor, inverse: Tensor) -> Tensor:
     """XE [..., J, N] of log M [..., N, V] at inverse temperatures."""
     G, peak = partitions(log_means, inverse)
@@ -148,7 +155,9 @@ class MeanTemper:
             log_means = sums.log_mean(alpha)
             part = distribution(log_means, self.targets, self.nodes)
             if self._halves:
-                xe = cross_entropies(log_means, self.targets, self._coarse)
+                xe = torch.cat(
+                    [coarse_xe(part, self.nodes), (part["one"] - part["target"])[..., None, :]], -2
+                )
                 part["half"] = torch.stack([h[alpha] - xe for h in self._halves], -3).float()
             parts.append(part)
         out = {name: torch.stack([p[name] for p in parts], 1) for name in parts[0]}

@@ -28,6 +28,7 @@ from afterdrop.errors import DataError
 from afterdrop.evaluate.accumulate import (
     Accumulator,
     Results,
+    coarse_xe,
     cross_entropies,
     distribution,
 )
@@ -284,7 +285,8 @@ class Integrated:
         out = distribution(lp, self.targets, nodes)
         if len(self._halves) == 2:
             coarse = torch.cat([nodes.inverse(COARSE), torch.ones(1, dtype=torch.float64)])
-            xe = cross_entropies(lp, self.targets, coarse)
+            one = (out["one"] - out["target"]).unsqueeze(-2)
+            xe = torch.cat([coarse_xe(out, nodes), one], -2)
             parts = [
                 cross_entropies(self._log_probs(*h), self.targets, coarse) - xe
                 for h in self._halves

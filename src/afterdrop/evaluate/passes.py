@@ -19,7 +19,7 @@ from afterdrop.masks.uniforms import Plan
 
 _SAMPLES_AT_ONCE = 5
 CPU_MEMORY = 256 * 2**20
-CPU_CACHE = 24 * 2**20  # rows of a pass on a CPU: beyond this, activations leave the caches
+CPU_CACHE = 96 * 2**20  # rows of a pass on a CPU: beyond this, activations leave the caches
 
 
 @dataclasses.dataclass(frozen=True)

@@ -132,9 +132,14 @@ class Member:
         """The same member at another temperature."""
         return dataclasses.replace(self, temperature=temperature)
 
-    def save(self, path: str | Path) -> None:
-        """Writes the member as JSON, atomically."""
-        write_json(path, _KIND, _VERSION, dataclasses.asdict(self))
+    def save(self, path: str | Path, notes: dict[str, Any] | None = None) -> None:
+        """Writes the member as JSON, atomically.
+
+        Args:
+            path: The file.
+            notes: Plain values to keep beside it, such as the protocol it was chosen under.
+        """
+        write_json(path, _KIND, _VERSION, {**dataclasses.asdict(self), "notes": notes or {}})
 
     @classmethod
     def load(cls, path: str | Path) -> "Member":
@@ -149,6 +154,11 @@ class Member:
         if not names <= set(record):
             raise MemberError(f"{path} lacks {sorted(names - set(record))}; it is not a member")
         return cls(**{name: record[name] for name in names})
+
+    @staticmethod
+    def load_notes(path: str | Path) -> dict[str, Any]:
+        """Reads the notes that `save` wrote beside a member."""
+        return dict(read_json(path, _KIND, _VERSION).get("notes", {}))
 
     def __repr__(self) -> str:
         parts = [f"alpha={self.alpha:g}", f"multiplier={self.multiplier:g}"]

@@ -12,7 +12,9 @@ does not, but cancels when the mean of exp(..) is tiny, which needs α times the
 large. `SMALL_ALPHA` separates them: below it such a spread would have to exceed 100 nats.
 """
 
+import itertools
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +23,7 @@ from afterdrop.errors import DataError
 from afterdrop.family.member import GEOMETRIC, check_alpha
 
 SMALL_ALPHA = 0.125
+_SLICE = 2**19  # elements that are added at a time
 LOWEST = -1e30  # stands for a peak of −inf: −inf − LOWEST is −inf, where −inf − (−inf) were NaN
 
 
@@ -102,10 +105,26 @@ class PowerSums:
 
     def add(self, lp_K: Tensor) -> None:
         """Adds samples along dimension 0."""
-        peak = lp_K.amax(0).clamp_min_(LOWEST)
-        if self.peak is not None:
-            peak = torch.maximum(peak, self.peak)
-            self._move_peak(peak)
+        if self.peak is None:
+            shape = lp_K.shape[1:]
+            self.peak = lp_K.new_full(shape, LOWEST)
+            self.totals = {alpha: lp_K.new_zeros(shape) for alpha in self.alphas}
+            self.entropy = lp_K.new_zeros(shape[:-1]) if self._wants_entropy else None
+        if lp_K.numel() <= _SLICE or lp_K.dim() < 3:
+            self._add_slice(lp_K, ())
+        else:  # in slices of targets that stay in the cache
+            rows = lp_K.shape[-2]
+            step = max(1, _SLICE // (lp_K.shape[0] * lp_K.shape[-1]))
+            for lead in itertools.product(*map(range, lp_K.shape[1:-2])):
+                for start in range(0, rows, step):
+                    self._add_slice(lp_K, (*lead, slice(start, start + step)))
+        self.count += lp_K.shape[0]
+
+    def _add_slice(self, lp_K: Tensor, at: tuple[Any, ...]) -> None:
+        assert self.peak is not None
+        lp_K = lp_K[(slice(None), *at)]
+        peak = torch.maximum(lp_K.amax(0), self.peak[at])
+        self._move_peak(peak, at)
         below = lp_K - peak
         powers: dict[float, Tensor] = {}
         for alpha in self.alphas:
@@ -115,27 +134,27 @@ class PowerSums:
                 terms = (below * alpha).expm1_()
             else:
                 terms = powers[alpha] = _power(below, alpha, powers)
-            self._accumulate(alpha, terms.sum(0))
-        if self._wants_entropy:
+            self.totals[alpha][at] += terms.sum(0)
+        if self.entropy is not None:
             # −Σ p log p with p = e^peak · e^(lp − peak); where p is 0, so is p log p.
-            information = (powers[1.0] * lp_K.clamp_min(LOWEST)).sum(0).mul_(peak.exp()).sum(-1)
-            self.entropy = -information if self.entropy is None else self.entropy - information
-        self.peak = peak
-        self.count += lp_K.shape[0]
+            information = below.clamp_min_(LOWEST).add_(peak).mul_(powers[1.0]).sum(0)
+            self.entropy[at] -= information.mul_(peak.exp()).sum(-1)
 
     def merge(self, other: "PowerSums") -> None:
         """Adds all samples of another state of the same alphas; the other one is used up."""
         if other.peak is None:
             return
-        if self.peak is not None:
-            peak = torch.maximum(self.peak, other.peak)
-            self._move_peak(peak)
-            other._move_peak(peak)
+        if self.peak is None:
+            self.peak, self.totals, self.entropy = other.peak, other.totals, other.entropy
+            self.count = other.count
+            return
+        peak = torch.maximum(self.peak, other.peak)
+        self._move_peak(peak)
+        other._move_peak(peak)
         for alpha in self.alphas:
-            self._accumulate(alpha, other.totals[alpha])
-        if other.entropy is not None:
-            self.entropy = other.entropy if self.entropy is None else self.entropy + other.entropy
-        self.peak = other.peak
+            self.totals[alpha] += other.totals[alpha]
+        if self.entropy is not None and other.entropy is not None:
+            self.entropy += other.entropy
         self.count += other.count
 
     def log_mean(self, alpha: float) -> Tensor:
@@ -148,18 +167,13 @@ class PowerSums:
         shifted = mean.log1p_() if alpha < SMALL_ALPHA else mean.log_()
         return shifted.div_(alpha).add_(self.peak)
 
-    def _accumulate(self, alpha: float, total: Tensor) -> None:
-        if alpha in self.totals:
-            self.totals[alpha] += total
-        else:
-            self.totals[alpha] = total
-
-    def _move_peak(self, peak: Tensor) -> None:
-        """Rescales every sum to a higher peak."""
+    def _move_peak(self, peak: Tensor, at: tuple[Any, ...] = ()) -> None:
+        """Rescales the sums of a slice to a higher peak."""
         assert self.peak is not None
-        down = self.peak - peak
+        down = self.peak[at] - peak
         powers: dict[float, Tensor] = {}
-        for alpha, total in self.totals.items():
+        for alpha in self.alphas if self.count else ():
+            total = self.totals[alpha][at]
             if alpha < GEOMETRIC:
                 continue
             if alpha < SMALL_ALPHA:  # Σ expm1(a + d) = Σ expm1(a)·e^d + count·expm1(d)
@@ -168,7 +182,7 @@ class PowerSums:
             else:
                 powers[alpha] = _power(down, alpha, powers)
                 total.mul_(powers[alpha])
-        self.peak = peak
+        self.peak[at] = peak
 
 
 def _power(below: Tensor, alpha: float, known: dict[float, Tensor]) -> Tensor:

@@ -1,0 +1,53 @@
+"""afterdrop score: log-probabilities of a text under the chosen member."""
+
+import math
+from pathlib import Path
+
+from tyro.conf import Positional
+
+from afterdrop.cli.stream import open_stream
+from afterdrop.data import encode_text
+from afterdrop.data.source import read_content
+from afterdrop.errors import DataError
+
+
+def score(
+    run: Positional[Path],
+    file: Positional[Path],
+    /,
+    tokens: bool = False,
+    num_samples: int | None = None,
+    data_folder: Path | None = None,
+    device: str = "cpu",
+) -> None:
+    """Score a text file with the chosen member of a trained language model.
+
+    Prints the number of tokens, the log-probability and the perplexity (bits for characters and
+    bytes); with --tokens a line per token: log-probability and token.
+
+    Args:
+        run: A run folder of afterdrop train with a chosen member.
+        file: The text, plain, gz or xz.
+        tokens: Print every token.
+        num_samples: Mask samples; by default those that the choice was made for.
+        data_folder: The folder of the named data sets, if not the one of training.
+        device: Where the model runs, such as cuda.
+    """
+    stream = open_stream(run, num_samples, data_folder, device)
+    text = stream.text
+    ids = encode_text(read_content(file), text.vocabulary, text.level, str(file)).long()
+    if not len(ids):
+        raise DataError(f"{file} holds no tokens")
+    log_probs = stream.score(ids)
+    if tokens:
+        for token, value in zip(text.vocabulary.decode(ids), log_probs.tolist()):
+            print(
+                f"{value:10.4f}  {token!r}" if text.level != "word" else f"{value:10.4f}  {token}"
+            )
+    xe = -log_probs.mean().item()
+    shown = (
+        f"perplexity {math.exp(xe):.2f}"
+        if text.unit == "word"
+        else f"{xe / math.log(2):.4f} bits per {text.unit}"
+    )
+    print(f"{len(ids)} tokens, log-probability {log_probs.sum().item():.2f} nats, {shown}")

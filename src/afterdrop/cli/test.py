@@ -1,0 +1,63 @@
+"""afterdrop test: the chosen member on test data, once."""
+
+from pathlib import Path
+
+from tyro.conf import Positional
+
+from afterdrop.cli.run import evaluate_run, load_choice, parts_path, scores_path
+from afterdrop.errors import FileError
+from afterdrop.evaluate.evaluate import Settings
+from afterdrop.family.member import DET, Grid
+from afterdrop.masks.uniforms import Plan
+from afterdrop.select.tables import summary_table
+from afterdrop.train import load_model
+
+
+def test(
+    run: Positional[Path],
+    /,
+    split: str = "test",
+    num_samples: int | None = None,
+    data_folder: Path | None = None,
+    device: str = "cpu",
+    overwrite: bool = False,
+    quiet: bool = False,
+) -> None:
+    """Evaluate the chosen member on test data, beside deterministic evaluation.
+
+    Nothing is fitted here: the member and the temperatures come from RUN/member.json, which
+    afterdrop select wrote from validation scores. Writes RUN/scores/test.safetensors.
+
+    Args:
+        run: A run folder of afterdrop train with a chosen member.
+        split: Name of the data.
+        num_samples: Mask samples; by default those that the choice was made for.
+        data_folder: The folder of the named data sets, if not the one of training.
+        device: Where the model is evaluated, such as cuda.
+        overwrite: Replace scores that are there.
+        quiet: No progress bar.
+    """
+    member, notes = load_choice(run)
+    path = scores_path(run, split)
+    if path.exists() and not overwrite:
+        raise FileError(f"{path} exists: test data were used already; --overwrite does it again")
+    settings = Settings(
+        Grid((member.alpha,), (0.0, member.multiplier), member.temper),
+        Plan(num_samples or notes["num_samples"], notes["seed"], notes["masks"]),
+        split,
+        resume=parts_path(run, split),
+        progress=not quiet,
+    )
+    loaded = load_model(run, device=device)
+    scores = evaluate_run(loaded, split, settings, notes["stream"], data_folder)
+    scores.save(path)
+    tempered = DET.at_temperature(notes["deterministic_temperature"])
+    members = list(dict.fromkeys([DET, tempered, member]))
+    print(summary_table(scores, members))
+    if loaded.config.model.kind == "language_model":
+        print("Perplexity: " + ", ".join(f"{scores.perplexity(m):.2f}" for m in members))
+    difference = scores.difference(member, DET)
+    print(
+        f"Chosen minus deterministic at T = 1: {difference.value:+.4f} ± {difference.error:.4f} "
+        f"nats on {scores.num_targets} targets of {split}."
+    )

@@ -1,0 +1,84 @@
+"""afterdrop train: train a model by a recipe."""
+
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from tyro.conf import Positional
+
+from afterdrop import recipes
+from afterdrop.errors import DataError
+from afterdrop.train import ConfigError
+from afterdrop.train import run as run_training
+
+_OWN_TEXT = "lm"  # a user's own folder of text, trained as the small word model
+
+
+def train(
+    recipe: Annotated[Positional[str], tyro.conf.arg(metavar="RECIPE")],
+    /,
+    out: Path,
+    data: Path | None = None,
+    level: Literal["word", "char", "byte"] | None = None,
+    min_count: int | None = None,
+    change: Annotated[tuple[str, ...], tyro.conf.arg(name="set")] = (),
+    device: str | None = None,
+    max_minutes: float | None = None,
+    track: bool = False,
+    quiet: bool = False,
+) -> None:
+    """Train a model with dropout by a recipe; killed or stopped, the same command goes on.
+
+    Recipes: ptb-24m, ptb-24m-retuned, ptb-24m-2layer, ptb-10m, ptb-10m-retuned, wikitext2-24m,
+    enwik8-27m, enwik8-46m, ptb-char, mnist-mlp, pydoc-small, pydoc-char-small, digits-mlp; the
+    path of your own .toml file; or lm for your own folder of train.txt, valid.txt and test.txt.
+
+    Examples:
+      afterdrop train ptb-24m --data DIR --out runs/ptb
+      afterdrop train lm --data my_text --out runs/mine --set model.hidden_sizes=[650,650]
+
+    Args:
+        recipe: Name of a recipe, path of a .toml file, or lm.
+        out: The run folder: config.json, metrics.jsonl, checkpoint/.
+        data: The folder of the named data sets; with lm, the folder of your text.
+        level: With lm: tokens are words, characters or bytes.
+        min_count: With lm: rarer tokens become <unk>.
+        change: Settings to change, as name=value with the names of the recipe's TOML.
+        device: Where to train; a GPU if there is one.
+        max_minutes: Save and stop after this time.
+        track: Also write TensorBoard files (extra track).
+        quiet: No progress bar.
+    """
+    if recipe == _OWN_TEXT:
+        if data is None:
+            raise DataError("lm trains on your own text; give its folder with --data FOLDER")
+        own = {"data.name": str(data), "data.level": level or "word", "data.min_count": min_count}
+        config, data = recipes.load("pydoc-small").config.override(own), None
+    else:
+        config = recipes.load(recipe).config
+    config = config.override(dict(_parse(text) for text in change))
+    result = run_training(
+        config,
+        out,
+        data=data,
+        device=device,
+        max_minutes=max_minutes,
+        progress=not quiet,
+        track=track,
+    )
+    if quiet:
+        print(result.message)
+    if result.finished:
+        print(f"Next: afterdrop evaluate {out}")
+
+
+def _parse(text: str) -> tuple[str, Any]:
+    """A setting from the command line: a TOML value, or a bare word as text."""
+    name, _, value = text.partition("=")
+    if not value:
+        raise ConfigError(f"--set {text!r} must be name=value, as in optimiser.learning_rate=0.001")
+    try:
+        return name, tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        return name, value
