@@ -119,8 +119,8 @@ _BIN_WIDTH = 0.025  # relative width of a bin
 
 def _partition_rows(below: Tensor, inverse: list[float]) -> Tensor:
     if below.numel() * len(inverse) <= _SLICE:  # few classes: all nodes in one operation
-        b = torch.tensor(inverse, dtype=below.dtype, device=below.device).view(-1, 1, 1)
-        return (below * b).exp_().sum(-1).log_()
+        nodes = torch.tensor(inverse, dtype=below.dtype, device=below.device).view(-1, 1, 1)
+        return (below * nodes).exp_().sum(-1).log_()
     exact = [b for b in inverse if below.shape[-1] < COMPRESS_FROM or b in (1.0, 2.0)]
     buffer = torch.empty_like(below)
     values = {b: torch.mul(below, b, out=buffer).exp_().sum(-1) for b in exact}
