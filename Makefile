@@ -14,8 +14,14 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
+# First a classifier in Python, then a language model on the command line.
 demo: env
 	$(BIN)/python examples/digits.py --out runs/digits
+	$(BIN)/afterdrop train pydoc-small --out runs/words
+	$(BIN)/afterdrop evaluate runs/words --num-samples 20 --alphas 0 0.5 1 \
+		--multipliers 0 0.4 0.6 0.8 1 --stripes 8 --overwrite
+	$(BIN)/afterdrop select runs/words
+	$(BIN)/afterdrop test runs/words --overwrite
 
 lint: env
 	$(BIN)/ruff format --check .
@@ -27,12 +33,14 @@ format: env
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+# One thread: the tests are many and small, and threads of a busy machine wait for each other.
 test: lint
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 bench: env
 	@for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
+# The docs are Markdown; what can be checked is that their links and the names they use exist.
 docs: env
 	$(BIN)/python docs/check.py
 

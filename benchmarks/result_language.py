@@ -4,9 +4,9 @@
     python benchmarks/result_language.py table --data DIR --out RUN
 
 `train` shortens the recipe to --turns of 500 steps, the last fifth at a tenth of the learning rate;
-called again, it goes on. `table` evaluates validation and test data (deterministic carry, one stripe) and prints
-DET, GMC, alpha = 1/2 and AMC at multipliers .8, .9, 1, at T = 1 and at the T fitted on validation
-data, beside what the paper reports for its PTB model of 24M weights.
+called again, it goes on. `table` evaluates validation and test data (deterministic carry, one
+stripe) and prints DET, GMC, alpha = 1/2 and AMC at multipliers .8, .9, 1, at T = 1 and at the T
+fitted on validation data, beside what the paper reports for its PTB model of 24M weights.
 """
 
 import argparse
