@@ -18,8 +18,8 @@ $(STAMP): pyproject.toml constraints.txt
 demo: env
 	$(BIN)/python examples/digits.py --out runs/digits
 	$(BIN)/afterdrop train pydoc-small --out runs/words
-	$(BIN)/afterdrop evaluate runs/words --num-samples 20 --alphas 0 0.5 1 \
-		--multipliers 0 0.4 0.6 0.8 1 --stripes 8 --overwrite
+	$(BIN)/afterdrop evaluate runs/words --num-samples 16 --alphas 0 0.5 1 \
+		--multipliers 0 0.5 0.8 1 --stripes 8 --overwrite
 	$(BIN)/afterdrop select runs/words
 	$(BIN)/afterdrop test runs/words --overwrite
 

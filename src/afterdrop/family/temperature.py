@@ -113,7 +113,7 @@ def partitions(log_means: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
 
 
 _SLICE = 2**18
-COMPRESS_FROM = 4096  # classes from which compression is cheaper than a pass per node
+COMPRESS_FROM = 1024  # classes from which compression is cheaper than a pass per node
 _BIN_WIDTH = 0.025  # relative width of a bin
 
 
