@@ -22,7 +22,9 @@ def train(
     data: Path | None = None,
     level: Literal["word", "char", "byte"] | None = None,
     min_count: int | None = None,
-    change: Annotated[tuple[str, ...], tyro.conf.arg(name="set")] = (),
+    change: Annotated[
+        tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(name="set", metavar="NAME=VALUE")
+    ] = (),
     device: str | None = None,
     max_minutes: float | None = None,
     track: bool = False,
@@ -44,7 +46,7 @@ def train(
         data: The folder of the named data sets; with lm, the folder of your text.
         level: With lm: tokens are words, characters or bytes.
         min_count: With lm: rarer tokens become <unk>.
-        change: Settings to change, as name=value with the names of the recipe's TOML.
+        change: A setting to change, by its name in the recipe's TOML; may be given again.
         device: Where to train; a GPU if there is one.
         max_minutes: Save and stop after this time.
         track: Also write TensorBoard files (extra track).

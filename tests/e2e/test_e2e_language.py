@@ -1,0 +1,95 @@
+"""The paper's whole experiment on the command line, on a user's own text, in small."""
+
+import json
+import random
+
+import pytest
+
+import afterdrop as ad
+from afterdrop.cli import main
+
+SMALL = [
+    "model.hidden_sizes=[12,12]",
+    "schedule.turns=2",
+    "schedule.steps_per_turn=6",
+    "schedule.drop_latest=1",
+    "objective.batch_size=4",
+    "objective.window=10",
+    "validation.rows=2",
+]
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("language")
+    text = folder / "text"
+    text.mkdir()
+    words = random.Random(0)
+    for split, lines in (("train", 200), ("valid", 12), ("test", 12)):
+        rows = [" ".join(words.choices("abcdefgh", k=6)) for _ in range(lines)]
+        (text / f"{split}.txt").write_text("\n".join(rows) + "\n")
+    out = folder / "run"
+    changes = [argument for change in SMALL for argument in ("--set", change)]
+    assert main(["train", "lm", "--data", str(text), "--out", str(out), "--quiet", *changes]) == 0
+    return out
+
+
+def test_train_evaluate_select_test_score_and_sample(run, capsys, tmp_path):
+    assert (run / "checkpoint" / "best.safetensors").exists()
+    options = ["--num-samples", "4", "--alphas", "0", "1", "--multipliers", "0", "1"]
+    assert main(["evaluate", str(run), "--stripes", "2", *options]) == 0
+    assert main(["select", str(run)]) == 0
+    notes = json.loads((run / "member.json").read_text())["notes"]
+    assert notes["stream"] == {
+        "time": 10,
+        "stripes": 2,
+        "carry": "deterministic",
+        "lifetime": "window",
+    }
+    capsys.readouterr()
+    assert main(["test", str(run), "--quiet"]) == 0
+    assert "Perplexity:" in capsys.readouterr().out
+    scores = ad.Scores.load(run / "scores" / "test.safetensors")
+    assert scores.split == "test" and scores.num_targets == 12 * 7
+    assert main(["test", str(run), "--quiet"]) == 2
+    assert "used already" in capsys.readouterr().err
+
+    (tmp_path / "new.txt").write_text("a b c\nd e\n")
+    assert main(["score", str(run), str(tmp_path / "new.txt"), "--tokens"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 7 + 1 and "7 tokens" in lines[-1] and "perplexity" in lines[-1]
+    total = sum(float(line.split()[0]) for line in lines[:-1])
+    assert f"{total:.1f}"[:4] in lines[-1]
+    assert main(["sample", str(run), "--length", "5"]) == 0
+    first = capsys.readouterr().out
+    assert main(["sample", str(run), "--length", "5"]) == 0
+    assert capsys.readouterr().out == first
+
+
+def test_lamb_parity_evaluates_tempered_samples_with_their_own_states(run, capsys):
+    options = ["--num-samples", "4", "--alphas", "1", "--multipliers", "0.8", "--split", "train"]
+    assert main(["evaluate", str(run), "--lamb", "--stripes", "20", "--quiet", *options]) == 0
+    scores = ad.Scores.load(run / "scores" / "train.safetensors")
+    assert dict(scores.protocol.stream)["carry"] == "sampled"
+    member = ad.Member(1.0, 0.8, temper="sample")
+    fitted = scores.fit(member).member
+    assert scores.xe(fitted).value <= scores.xe(member).value + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "lm", "--out", "x"], "--data FOLDER"),
+        (["train", "ptb-25m", "--out", "x"], "ptb-24m"),
+        (["train", "digits-mlp", "--out", "x", "--set", "optimiser.rate=1"], "optimiser"),
+        (["train", "digits-mlp", "--out", "x", "--set", "seed"], "name=value"),
+        (["evaluate", "nowhere"], "no run folder"),
+        (["test", "nowhere"], "afterdrop select"),
+        (["data", "fetch"], "data fetch mnist"),
+        (["data", "fetch", "ptb", "--folder", "x"], "ptb cannot be fetched"),
+    ],
+)
+def test_bad_input_of_the_verbs_is_named(capsys, tmp_path, monkeypatch, arguments, message):
+    monkeypatch.chdir(tmp_path)
+    assert main(arguments) == 2
+    assert message in capsys.readouterr().err
