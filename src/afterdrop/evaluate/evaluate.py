@@ -221,7 +221,8 @@ def _protocol(model: nn.Module, first: Batch, settings: Settings, sites: Sites |
     reader.check_classes(first.targets, classes, 0)
     targets = first.targets.flatten()[reader.counts(first.targets)]
     if settings.temperatures is None:
-        nodes = bracket(log_softmax(logits, "the first batch"), targets)
+        some = max(1, 2**21 // classes)  # enough to tell the scale
+        nodes = bracket(log_softmax(logits[:some], "the first batch"), targets[:some])
     else:
         nodes = Nodes(*settings.temperatures)
     return Protocol(

@@ -26,6 +26,8 @@ from afterdrop.family.temperature import NODES
 from afterdrop.masks.rows import Rows, split_evenly
 from afterdrop.masks.sites import Sites
 
+_DET_ELEMENTS = 2**21
+
 
 class Worker:
     """Evaluates batches; on running out of memory it goes on with smaller chunks."""
@@ -59,9 +61,14 @@ class Worker:
         results = {"targets": targets.cpu(), "examples": examples[counts.cpu()]}
         inputs = fresh(batch, self.reader)
         logits = self.reader.logits(call(self.model, inputs), batch.targets, 1)[0]
-        lp = log_softmax(logits, f"batch {number}")
-        det = distribution(lp, targets, self.protocol.nodes)
-        results.update({f"det_{name}": tensor.cpu() for name, tensor in det.items()})
+        # In slices: the copies that a distribution needs would multiply the batch's own logits.
+        step = max(1, _DET_ELEMENTS // logits.shape[-1])
+        det = [
+            distribution(log_softmax(part, f"batch {number}"), of, self.protocol.nodes)
+            for part, of in zip(logits.split(step), targets.split(step))
+        ]
+        joined = _concatenate(det, -1) if det else {}
+        results.update({f"det_{name}": tensor.cpu() for name, tensor in joined.items()})
         if self.sites is not None:
             results.update(self._sampled(batch, number))
         return results
