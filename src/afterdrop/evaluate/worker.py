@@ -154,7 +154,8 @@ class Worker:
         """Bytes per target and multiplier: class accumulators of all open blocks, and K floats."""
         alphas, plan = len(self.protocol.grid.alphas), self.protocol.plan
         levels = plan.blocks.bit_length()
-        powers = (alphas + 3) * levels + 3
+        # The last term: copies that turn sums into distributions at the end of a chunk.
+        powers = (alphas + 3) * levels + 3 + 12
         if self.protocol.grid.temper == "sample":
             powers += 2 * (alphas + 1) * SAMPLE_NODES
         kept = alphas * (NODES + 32)
