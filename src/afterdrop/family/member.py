@@ -115,9 +115,11 @@ class Member:
 
     def __post_init__(self) -> None:
         multiplier = check_multiplier(self.multiplier)
-        alpha = check_alpha(self.alpha) if multiplier > 0 else check_alpha(self.alpha) * 0.0
-        temper = check_temper(self.temper) if alpha > 0 else "mean"
-        check_temper(self.temper)
+        alpha, temper = check_alpha(self.alpha), check_temper(self.temper)
+        if multiplier == 0:
+            alpha = 0.0
+        if alpha == 0:
+            temper = "mean"
         object.__setattr__(self, "alpha", alpha)
         object.__setattr__(self, "multiplier", multiplier)
         object.__setattr__(self, "temperature", check_temperature(self.temperature))

@@ -70,10 +70,6 @@ class Nodes:
         terms = torch.where(hit.any(-1, keepdim=True), hit.double(), terms)
         return terms / terms.sum(-1, keepdim=True)
 
-    def clamp(self, temperature: Tensor) -> Tensor:
-        """Temperatures moved into the bracket."""
-        return temperature.clamp(self.low, self.high)
-
     def _middle(self) -> float:
         return 0.5 * (math.log(self.reach / self.low) - math.log(self.high))
 
