@@ -16,7 +16,8 @@ from torch import Tensor
 
 from afterdrop.errors import DataError
 from afterdrop.family.power_mean import LOWEST, PowerSums, log_power_mean
-from afterdrop.family.temperature import COARSE, Nodes, partitions
+from afterdrop.family.temperature import COARSE, Nodes
+from afterdrop.kernels import partitions
 
 Results = dict[str, Tensor]
 
@@ -95,6 +96,21 @@ def cross_entropies(log_means: Tensor, targets: Tensor, inverse: Tensor) -> Tens
     return (G.double() + inverse.to(below).view(-1, *[1] * below.dim()) * below).movedim(0, -2)
 
 
+def target_moments(lp_K: Tensor, alphas: tuple[float, ...]) -> Results:
+    """What the bounds need of the samples' own log-probabilities of the targets [K, L, N]."""
+    powers = {1.0, 2.0, *alphas, *(2 * a for a in alphas)}
+    moment = {a: log_power_mean(lp_K, a, bounded=False) for a in powers}
+    return {
+        "bound": lp_K.mean(0),
+        "lowest": lp_K.amin(0),
+        "highest": lp_K.amax(0),
+        "mean": moment[1.0],
+        "square": moment[2.0],
+        "target": torch.stack([moment[a] for a in alphas], 1),
+        "second": torch.stack([moment[2 * a] for a in alphas], 1),
+    }
+
+
 class MeanTemper:
     """Accumulates samples for members whose temperature acts on the averaged distribution.
 
@@ -171,21 +187,10 @@ class MeanTemper:
         first, second = sums.log_mean(1.0), sums.log_mean(2.0)
         ratio = (2 * second - first).masked_fill(first.isneginf(), float("-inf"))
         assert sums.entropy is not None
-        moment = {a: log_power_mean(lp_K, a, bounded=False) for a in self._moment_powers()}
-        return {
-            "bound": lp_K.mean(0),
-            "lowest": lp_K.amin(0),
-            "highest": lp_K.amax(0),
-            "mean": moment[1.0],
-            "square": moment[2.0],
-            "target": torch.stack([moment[a] for a in self.alphas], 1),
-            "second": torch.stack([moment[2 * a] for a in self.alphas], 1),
+        return target_moments(lp_K, self.alphas) | {
             "spread": (ratio.exp().sum(-1) - 1).clamp_min_(0.0).double(),
             "mean_entropy": sums.entropy.double() / len(lp_K),
         }
-
-    def _moment_powers(self) -> set[float]:
-        return {1.0, 2.0, *self.alphas, *(2 * a for a in self.alphas)}
 
 
 class SampleTemper:

@@ -17,12 +17,13 @@ Legend: B stripes, L multipliers, S samples, N targets, H features, V token type
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from afterdrop import kernels
 from afterdrop.data.stream import EvalStripes
 from afterdrop.errors import DataError
 from afterdrop.evaluate.accumulate import (
@@ -40,6 +41,9 @@ from afterdrop.family.temperature import COARSE, Nodes
 from afterdrop.masks.rows import Rows, take_rows
 from afterdrop.masks.sites import Sites
 from afterdrop.models import LanguageModel
+
+if TYPE_CHECKING:
+    from afterdrop.models.fused import DeterministicPass
 
 Carry = Literal["deterministic", "sampled"]
 Lifetime = Literal["window", "stream"]
@@ -114,32 +118,64 @@ def evaluate_text(
     stream = stream or StreamSettings()
     stripes = EvalStripes(tokens, eos, stream.stripes, stream.time, lines=lines)
     together = stream.windows if stream.carry == "deterministic" else 1
-    windows = Windows(model, stripes, together)
     settings = dataclasses.replace(settings, stream=stream.named(), reader=Reader(0, -100))
+    kind, passes = _fused(model, settings, stream)
+    windows = Windows(model, stripes, together, passes)
 
     def worker(*args: Any) -> LanguageWorker:
-        return LanguageWorker(*args, stream=stream)
+        return kind(*args, stream=stream)
 
     return run_evaluation(model, windows, settings, worker)
 
 
-class Windows:
-    """Windows of a text as batches ((tokens, state), targets), states without dropout."""
+def _fused(
+    model: LanguageModel, settings: Settings, stream: StreamSettings
+) -> tuple[type["LanguageWorker"], "DeterministicPass | None"]:
+    """The worker that suits model and device, and the kernels' deterministic pass if it has one."""
+    device = model.softmax_bias.device
+    if not kernels.ready(device):
+        return LanguageWorker, None
+    from afterdrop.evaluate.fused_language import FusedLanguageWorker, why_not
+    from afterdrop.models.fused import Copies, DeterministicPass
 
-    def __init__(self, model: LanguageModel, stripes: EvalStripes, together: int) -> None:
+    if why_not(model, settings.grid, settings.plan, stream, device) is not None:
+        return LanguageWorker, None
+    copies = Copies(model, torch.float16)
+    copies.pack()
+    return FusedLanguageWorker, DeterministicPass(copies, stream.stripes, stream.time)
+
+
+class Windows:
+    """Windows of a text as batches ((tokens, state), targets), states without dropout.
+
+    Args:
+        model: The model.
+        stripes: The text.
+        together: Windows of each stripe a batch.
+        passes: The kernels' pass, or None to run the model.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        stripes: EvalStripes,
+        together: int,
+        passes: "DeterministicPass | None" = None,
+    ) -> None:
         self.model, self.stripes, self.together = model, stripes, together
+        self.passes = passes
 
     def __len__(self) -> int:
         return -(-len(self.stripes) // self.together)
 
     def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
-        device = self.model.softmax_bias.device
         state: Any = self.model.initial_state(self.stripes.stripes)
+        if self.passes is not None:
+            self.passes.reset()
         held: list[tuple[Tensor, Any, Tensor]] = []
         for number, (tokens, targets) in enumerate(self.stripes):
             held.append((tokens, state, targets))
-            with torch.no_grad(), eval_mode(self.model):
-                state = self.model.features(tokens.to(device), state)[1]
+            state = self._after(tokens, state)
             if len(held) == self.together or number + 1 == len(self.stripes):
                 joined = tuple(
                     tuple(torch.cat(parts) for parts in zip(*layer))
@@ -148,6 +184,14 @@ class Windows:
                 inputs = torch.cat([tokens for tokens, _, _ in held])
                 yield (inputs, joined), torch.cat([targets for _, _, targets in held])
                 held = []
+
+    def _after(self, tokens: Tensor, state: Any) -> Any:
+        if self.passes is not None:
+            self.passes.run(tokens)
+            return self.passes.state
+        device = self.model.softmax_bias.device
+        with torch.no_grad(), eval_mode(self.model):
+            return self.model.features(tokens.to(device), state)[1]
 
 
 class LanguageWorker(Worker):
@@ -268,6 +312,11 @@ class Integrated:
             assert self._sum is not None
             self._halves.append((self._sum, self._count))
             self._sum, self._count = None, 0
+
+    def of_halves(self, halves: list[tuple[Tensor, int]]) -> Results:
+        """Results of sums of features [L, N, H] that were made elsewhere."""
+        self._halves = halves
+        return self.results()
 
     def _log_probs(self, total: Tensor, count: int) -> Tensor:
         model = self.worker.model

@@ -133,7 +133,7 @@ def uniforms(
     """
     units = _coordinates(key, examples, coords, device)
     pieces = []
-    for block, span in enumerate(_blocks(plan)):
+    for block, span in enumerate(blocks(plan)):
         inside = range(max(samples.start, span.start), min(samples.stop, span.stop))
         if len(inside):
             local = range(inside.start - span.start, inside.stop - span.start)
@@ -143,14 +143,19 @@ def uniforms(
 
 
 @lru_cache(maxsize=64)
-def _blocks(plan: Plan) -> tuple[range, ...]:
-    """The independent blocks, those above the longest Latin hypercube split evenly."""
-    blocks: list[range] = []
+def blocks(plan: Plan) -> tuple[range, ...]:
+    """The independent blocks, those above the longest Latin hypercube split evenly.
+
+    Example:
+        >>> blocks(Plan(4))
+        (range(0, 2), range(2, 4))
+    """
+    found: list[range] = []
     for span in plan.spans:
         parts = math.ceil(len(span) / _BLOCK_LIMIT) if plan.scheme == "lhs" else 1
         edges = [span.start + round(i * len(span) / parts) for i in range(parts + 1)]
-        blocks += [range(a, b) for a, b in itertools.pairwise(edges)]
-    return tuple(blocks)
+        found += [range(a, b) for a, b in itertools.pairwise(edges)]
+    return tuple(found)
 
 
 def _mix(x: Tensor) -> Tensor:
@@ -170,13 +175,27 @@ def _coordinates(
     """
     if examples is None:
         examples = torch.zeros(1, dtype=torch.int64)
-    words = _mix(_mix(examples.to(device)) + key).view(-1, *[1] * len(coords))
+    words = unit_words(key, examples.to(device)).view(-1, *[1] * len(coords))
     for dim, size in enumerate(coords):
-        position = torch.arange(size, device=device)
         shape = [1] * (len(coords) + 1)
         shape[dim + 1] = size
-        words = words + _mix(position * _GOLDEN + (dim + 1)).view(shape)
+        words = words + hashed(dim, size, device).view(shape)
     return words
+
+
+def unit_words(key: int, examples: Tensor) -> Tensor:
+    """The part of examples [B] in the words of their units."""
+    return _mix(_mix(examples) + key)
+
+
+def hashed(dim: int, size: int, device: torch.device | str) -> Tensor:
+    """The part of the positions [size] of a dimension in the words of units."""
+    return _mix(torch.arange(size, device=device) * _GOLDEN + (dim + 1))
+
+
+def block_key(plan: Plan, block: int) -> int:
+    """The key of a block of Latin hypercube samples."""
+    return site_key(plan.seed, "lhs", block)
 
 
 def _fraction(words: Tensor) -> Tensor:
@@ -185,8 +204,8 @@ def _fraction(words: Tensor) -> Tensor:
 
 
 def _latin(plan: Plan, block: int, size: int, local: range, units: Tensor) -> Tensor:
-    words = _mix(units + site_key(plan.seed, "lhs", block))
-    table = _permutations(plan.seed, block, size, units.device)[local.start : local.stop]
+    words = _mix(units + block_key(plan, block))
+    table = permutations(plan.seed, block, size, units.device)[local.start : local.stop]
     column = (((words & 0xFFFFFFFF) * table.shape[1]) >> 32).int().flatten()
     offset = _fraction(words).mul_(1.0 / size).clamp_max_(_below(1.0 / size))
     strata = table.index_select(1, column).view(len(local), *units.shape)
@@ -199,7 +218,7 @@ def _below(value: float) -> float:
 
 
 @lru_cache(maxsize=16)
-def _permutations(seed: int, block: int, size: int, device: torch.device) -> Tensor:
+def permutations(seed: int, block: int, size: int, device: torch.device) -> Tensor:
     """[size, columns] strata / size: random permutations and all their rotations."""
     generator = torch.Generator().manual_seed(
         site_key(seed, "permutations", block, size) & 2**63 - 1

@@ -42,6 +42,10 @@ class Checkpoint:
         start = f"{prefix}."
         return {n[len(start) :]: t for n, t in self.tensors.items() if n.startswith(start)}
 
+    def copy(self) -> Checkpoint:
+        """The same with tensors of its own."""
+        return Checkpoint({n: t.detach().clone() for n, t in self.tensors.items()}, self.facts)
+
 
 def grouped(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The inverse of `Checkpoint.group`.

@@ -1,7 +1,8 @@
 """The loop: turns of validation and steps, saved so that the process may die at any moment.
 
 Order of what a turn writes: its line of metrics, the `last` checkpoint, the `best` one. A death in
-between leaves a line too many, which resuming drops, or an old `best`, which resuming renews.
+between leaves a line too many, which resuming drops, or an old `best`, which resuming renews. Where
+a checkpoint takes seconds, only some turns write one: a tenth of the time at most goes into it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from afterdrop.errors import FileError
-from afterdrop.train.checkpoint import read_facts, write_checkpoint
+from afterdrop.train.checkpoint import Checkpoint, read_facts, write_checkpoint
 from afterdrop.train.checks import TrainError
 from afterdrop.train.folder import RunFolder
 from afterdrop.train.interrupt import StopRequest, stop_request
@@ -20,6 +21,8 @@ from afterdrop.train.track import Tracker
 from afterdrop.train.trainer import Trainer
 
 _LOOK_EVERY = 10  # steps between two looks at the loss, which on a GPU wait for it
+_WRITE_SHARE = 0.1  # of the time may go into checkpoints
+_WRITE_QUICK = 0.5  # seconds; quicker writes are never put off
 
 
 class Loop:
@@ -44,6 +47,8 @@ class Loop:
         self.trainer, self.folder = trainer, folder
         self.progress, self.tracker, self.deadline = progress, tracker, deadline
         self._lap, self._lap_steps = time.monotonic(), 0
+        self._best: Checkpoint | None = None  # not written yet
+        self._written, self._write_seconds = time.monotonic(), 0.0
 
     def run(self) -> str | None:
         """Trains; returns None when the run is finished, else why it stopped.
@@ -92,9 +97,12 @@ class Loop:
         self._count_time()
         timed = {"seconds": self.trainer.seconds, "targets_per_second": speed}
         self.folder.append_metrics(line | timed)
-        write_checkpoint(self.folder.last, self.trainer.capture())
         if self.trainer.schedule.is_best:
-            write_checkpoint(self.folder.best, self.trainer.best_checkpoint(line))
+            self._best = self.trainer.best_checkpoint(line)
+        if self._write_due():
+            self._write()
+        elif self.trainer.schedule.is_best and self._best is not None:
+            self._best = self._best.copy()  # the weights go on changing
         self.progress.validated(found, self.trainer.schedule.best)
         if self.tracker is not None:
             self.tracker.add(line | timed)
@@ -102,7 +110,22 @@ class Loop:
     def _save(self) -> None:
         self.trainer.mean_loss()  # refuses to save what has diverged
         self._count_time()
+        self._write()
+
+    def _write_due(self) -> bool:
+        """Whether to write now; a run that is over always is."""
+        if self._write_seconds <= _WRITE_QUICK or self.trainer.schedule.stopped is not None:
+            return True
+        return (time.monotonic() - self._written) * _WRITE_SHARE >= self._write_seconds
+
+    def _write(self) -> None:
+        start = time.monotonic()
         write_checkpoint(self.folder.last, self.trainer.capture())
+        if self._best is not None:
+            write_checkpoint(self.folder.best, self._best)
+            self._best = None
+        self._written = time.monotonic()
+        self._write_seconds = self._written - start
 
     def _renew_best(self) -> None:
         """Writes `best` again where a run died after `last` and before it."""

@@ -59,10 +59,15 @@ class Progress:
         self._parts["best"] = present(self._unit, best)
         self._show()
 
+    def note(self, message: str) -> None:
+        """Says something above the bar."""
+        if not self._bar.disable:
+            self._bar.write(message)
+
     def close(self, message: str) -> None:
         """Ends the bar with a last word, if there is one."""
-        if message and not self._bar.disable:
-            self._bar.write(message)
+        if message:
+            self.note(message)
         self._bar.close()
 
     def _show(self) -> None:

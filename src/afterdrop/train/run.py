@@ -137,6 +137,8 @@ def _train(
     total = schedule.turns * schedule.steps_per_turn
     bar = Progress(total, trainer.step, trainer.task.unit, shown=progress)
     message = ""
+    if trainer.plain is not None:
+        bar.note(f"Training without kernels, which is slower: {trainer.plain}.")
     try:
         reason = Loop(trainer, folder, bar, tracker, deadline).run()
         result = _result(folder, reason)

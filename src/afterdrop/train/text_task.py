@@ -36,16 +36,20 @@ class TextTask:
         self.unit: str = text.unit
         self.train_targets = len(text.train)
         self.step_targets = config.objective.batch_size * self.window
-        self.stripes = TrainStripes(
-            text.train.to(device),
-            text.vocabulary.eos_id,
-            config.objective.batch_size,
-            self.window,
-            seed=config.seed,
-            jitter=config.objective.jitter,
-            lines=text.has_lines,
-        )
+        self.stripes = self.train_stripes(device)
         self.state: State | None = None
+
+    def train_stripes(self, device: torch.device) -> TrainStripes:
+        """The training windows, made on a device."""
+        return TrainStripes(
+            self.text.train.to(device),
+            self.text.vocabulary.eos_id,
+            self.config.objective.batch_size,
+            self.window,
+            seed=self.config.seed,
+            jitter=self.config.objective.jitter,
+            lines=self.text.has_lines,
+        )
 
     def build_model(self) -> nn.Module:
         """A fresh model, its weights drawn from torch's global generator."""

@@ -5,20 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from afterdrop import kernels
+from afterdrop.models import LanguageModel
 from afterdrop.train.averaging import WeightAverage
 from afterdrop.train.checkpoint import Checkpoint, grouped
 from afterdrop.train.checks import TrainError
 from afterdrop.train.config import TrainConfig
 from afterdrop.train.objective import add_prior_gradient, prior_loss
-from afterdrop.train.optimiser import build_optimiser
+from afterdrop.train.optimiser import AdamTF, build_optimiser
 from afterdrop.train.schedule import ScheduleState, advance, learning_rate
 from afterdrop.train.task import Task
+from afterdrop.train.text_task import TextTask
 from afterdrop.train.validation import Validation, validate
+
+if TYPE_CHECKING:
+    from afterdrop.train.fused_text import FusedText
 
 _Item = TypeVar("_Item")
 
@@ -30,6 +36,9 @@ class Trainer:
         config: The run's configuration.
         task: What it reads and minimises.
         model: The model, on the device.
+
+    Attributes:
+        plain: Why a GPU trains this run without kernels; None where it has them, or on a CPU.
     """
 
     def __init__(self, config: TrainConfig, task: Task, model: nn.Module) -> None:
@@ -43,6 +52,10 @@ class Trainer:
         self.seconds = 0.0
         # Of the turn's steps; on the device, so that a step need not wait for it.
         self.loss_total = torch.zeros((), dtype=torch.float64, device=self.device)
+        reason = self._why_not_fused()
+        self.plain = reason if self.device.type == "cuda" else None
+        self._fusible = reason is None
+        self._fused: FusedText | None = None  # made when the state to go on from is there
 
     @property
     def turn_over(self) -> bool:
@@ -56,6 +69,13 @@ class Trainer:
 
     def train_step(self) -> None:
         """One step: loss, prior, clip, update, average."""
+        fused = self._kernels()
+        self.loss_total += self._plain_step() if fused is None else fused.step(self.step)
+        if self.average is not None:
+            self.average.update()
+        self.step += 1
+
+    def _plain_step(self) -> Tensor:
         if not self.model.training:
             self.model.train()
         self.optimiser.zero_grad(set_to_none=True)
@@ -65,10 +85,26 @@ class Trainer:
         if self.config.optimiser.max_norm is not None:
             nn.utils.clip_grad_norm_(self.parameters, self.config.optimiser.max_norm)
         self.optimiser.step()
-        if self.average is not None:
-            self.average.update()
-        self.loss_total += loss.detach()
-        self.step += 1
+        return loss.detach()
+
+    def _why_not_fused(self) -> str | None:
+        """Why this run cannot be trained by the kernels; None if it can."""
+        if reason := kernels.why_not(self.device):
+            return reason
+        from afterdrop.train.fused_text import why_not
+
+        return why_not(self.config, self.task, self.model, self.optimiser, self.device)
+
+    def _kernels(self) -> FusedText | None:
+        """The kernels that train this run, if there are any."""
+        if self._fused is None and self._fusible:
+            from afterdrop.train.fused_text import FusedText
+
+            task, model, optimiser = self.task, self.model, self.optimiser
+            assert isinstance(task, TextTask) and isinstance(model, LanguageModel)
+            assert isinstance(optimiser, AdamTF)
+            self._fused = FusedText(task, model, optimiser, self.step)
+        return self._fused
 
     def mean_loss(self) -> float | None:
         """Nats a target over the turn so far; None before its first step.
@@ -86,8 +122,13 @@ class Trainer:
     def validate(self, stop: Callable[[], bool]) -> Validation | None:
         """The validation of the model, or of its averaged weights; None if stopped midway."""
         self.model.eval()
+        fused = self._kernels()
         with nullcontext() if self.average is None else self.average.in_place():
-            batches = self.task.validation_batches(self.model)
+            batches = (
+                self.task.validation_batches(self.model)
+                if fused is None
+                else fused.validation_batches()
+            )
             found = validate(_until(stop, batches))
         if stop():
             return None
@@ -140,6 +181,7 @@ class Trainer:
     @torch.no_grad()
     def restore(self, saved: Checkpoint) -> None:
         """Goes on from a checkpoint, on a CPU to the bit."""
+        self._fused = None  # holds the state before
         self.model.load_state_dict(saved.group("model"))
         state: dict[int, dict[str, Tensor]] = {}
         for name, tensor in saved.group("optimiser").items():

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from afterdrop.errors import DataError
-from afterdrop.family.temperature import Nodes, fit_temperature, partitions
+from afterdrop.family.temperature import Nodes, fit_temperature
+from afterdrop.kernels import partitions
 
 NODES = Nodes(0.5, 2.0, count=9, reach=1.0)
 

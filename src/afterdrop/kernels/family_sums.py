@@ -1,0 +1,306 @@
+"""From logits of mask samples to the family: row log-sum-exps, power sums, partitions.
+
+For each target the sums over the samples of a half are kept for every class:
+
+    Σ log p        Σ p^¼  Σ p^½  Σ p^¾  Σ p          Σ p²        and over classes Σ −p log p
+
+One exponential gives all powers. They are plain sums: log p is at most 0 so nothing overflows, and
+whoever calls checks `lowest`, for below exp(−80) p underflows.
+
+Letters: N targets, K samples in two halves, V classes, J nodes, b = 1/T; powers in the order above.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)  # their sums come first
+LOWEST = -80.0  # smallest log p for which plain sums are exact
+_POWERS = 6
+_LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _row_lse(logits, bias, targets, lse, chosen, lowest, V, stride, K, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    at = logits + row.to(tl.int64) * stride
+    peak = tl.full((BLOCK,), float("-inf"), tl.float32)
+    least = tl.full((BLOCK,), float("inf"), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, V, BLOCK):
+        v = start + tl.arange(0, BLOCK)
+        x = tl.load(at + v, mask=v < V, other=0.0).to(tl.float32)
+        x += tl.load(bias + v, mask=v < V, other=0.0)
+        least = tl.minimum(least, tl.where(v < V, x, float("inf")))
+        x = tl.where(v < V, x, -1e30)
+        higher = tl.maximum(peak, x)
+        total = total * tl.exp(peak - higher) + tl.exp(x - higher)
+        peak = higher
+    whole = tl.max(peak, 0)
+    found = whole + tl.log(tl.sum(total * tl.exp(peak - whole), 0))
+    tl.store(lse + row, found)
+    target = tl.load(targets + row // K)
+    own = tl.load(at + target).to(tl.float32) + tl.load(bias + target)
+    tl.store(chosen + row, own - found)
+    tl.store(lowest + row, tl.min(least, 0) - found)
+
+
+@triton.jit
+def _power_sums(logits, bias, lse, sums, entropy, N, V, stride, size, K, BLOCK: tl.constexpr):
+    n = tl.program_id(0)
+    half = tl.program_id(2)
+    v = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = v < V
+    b = tl.load(bias + v, mask=inside, other=0.0)
+    at = logits + (n * K + half * size).to(tl.int64) * stride + v
+    s0 = tl.zeros((BLOCK,), tl.float32)
+    s1 = tl.zeros((BLOCK,), tl.float32)
+    s2 = tl.zeros((BLOCK,), tl.float32)
+    s3 = tl.zeros((BLOCK,), tl.float32)
+    s4 = tl.zeros((BLOCK,), tl.float32)
+    s8 = tl.zeros((BLOCK,), tl.float32)
+    information = tl.zeros((BLOCK,), tl.float32)
+    for k in range(size):
+        x = tl.load(at + k * stride, mask=inside, other=0.0).to(tl.float32) + b
+        lp = tl.where(inside, x - tl.load(lse + n * K + half * size + k), -1e30)
+        e1 = tl.exp2(lp * (0.25 * _LOG2E))
+        e2 = e1 * e1
+        e4 = e2 * e2
+        s0 += lp
+        s1 += e1
+        s2 += e2
+        s3 += e1 * e2
+        s4 += e4
+        s8 += e4 * e4
+        information += e4 * lp
+    place = sums + (half * 6 * N + n).to(tl.int64) * V + v
+    power = N.to(tl.int64) * V
+    tl.store(place, s0, mask=inside)
+    tl.store(place + power, s1, mask=inside)
+    tl.store(place + 2 * power, s2, mask=inside)
+    tl.store(place + 3 * power, s3, mask=inside)
+    tl.store(place + 4 * power, s4, mask=inside)
+    tl.store(place + 5 * power, s8, mask=inside)
+    tl.atomic_add(entropy + n, -tl.sum(information, 0))
+
+
+@triton.jit
+def _log_mean(at, half_stride, whole, inside, count, alpha, inverse_alpha):
+    """Log M of classes, of one half or of both."""
+    total = tl.load(at, mask=inside, other=0.0)
+    if whole:
+        total += tl.load(at + half_stride, mask=inside, other=0.0)
+    mean = tl.where(inside, total / count, 1.0)
+    if alpha > 0:
+        mean = tl.log(mean) * inverse_alpha
+    return tl.where(inside, mean, -1e30)
+
+
+@triton.jit
+def _nodes(
+    sums,
+    powers,
+    alphas,
+    fine,
+    coarse,
+    G,
+    G_half,
+    peaks,
+    classes,
+    entropies,
+    spread,
+    N,
+    V,
+    A,
+    size,
+    FINE: tl.constexpr,
+    COARSE: tl.constexpr,
+    ONE: tl.constexpr,
+    NODES_A: tl.constexpr,
+    NODES_B: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    n = tl.program_id(0)
+    a = tl.program_id(1)
+    which = tl.program_id(2)  # 0 the whole, 1 and 2 its halves
+    power = tl.load(powers + a)
+    alpha = tl.load(alphas + a)
+    inverse_alpha = 1 / tl.where(alpha > 0, alpha, 1.0)
+    half_stride = 6 * N.to(tl.int64) * V
+    row = sums + (power * N + n).to(tl.int64) * V + tl.maximum(which - 1, 0) * half_stride
+    count = tl.where(which == 0, 2 * size, size).to(tl.float32)
+    best = tl.full((BLOCK,), -1e30, tl.float32)
+    where = tl.zeros((BLOCK,), tl.int32)
+    for start in range(0, V, BLOCK):
+        v = start + tl.arange(0, BLOCK)
+        lm = _log_mean(row + v, half_stride, which == 0, v < V, count, alpha, inverse_alpha)
+        where = tl.where(lm > best, v, where)
+        best = tl.maximum(lm, best)
+    peak = tl.max(best, 0)
+    tl.store(peaks + (which * A + a) * N + n, peak)
+    node_b = tl.arange(0, NODES_B)
+    if which == 0:
+        tl.store(classes + a * N + n, tl.min(tl.where(best == peak, where, V), 0))
+        node_a = tl.arange(0, NODES_A)
+        b_a = tl.load(fine + node_a, mask=node_a < FINE, other=1.0) * _LOG2E
+        b_b = tl.load(fine + NODES_A + node_b, mask=NODES_A + node_b < FINE, other=1.0) * _LOG2E
+        total_a = tl.zeros((TILE, NODES_A), tl.float32)
+        total_b = tl.zeros((TILE, NODES_B), tl.float32)
+        weighted = tl.zeros((TILE,), tl.float32)
+        for start in range(0, V, TILE):
+            v = start + tl.arange(0, TILE)
+            lm = _log_mean(row + v, half_stride, True, v < V, count, alpha, inverse_alpha)
+            below = lm - peak
+            total_a += tl.exp2(below[:, None] * b_a[None, :])
+            total_b += tl.exp2(below[:, None] * b_b[None, :])
+            weighted += tl.exp(below) * tl.maximum(below, -1e4)
+        g_a = tl.log(tl.sum(total_a, 0))
+        g_b = tl.log(tl.sum(total_b, 0))
+        at = G + (a * FINE).to(tl.int64) * N + n
+        tl.store(at + node_a * N, g_a, mask=node_a < FINE)
+        tl.store(at + (NODES_A + node_b) * N, g_b, mask=NODES_A + node_b < FINE)
+        # Entropy at b = 1: L(1) − Σ p log M, both from the peak.
+        log_z = tl.sum(tl.where(NODES_A + node_b == ONE, g_b, 0.0), 0)
+        tl.store(entropies + a * N + n, log_z - tl.sum(weighted, 0) * tl.exp(-log_z))
+        if a == 0:
+            first = sums + (4 * N + n).to(tl.int64) * V
+            second = first + N.to(tl.int64) * V
+            ratio = tl.zeros((BLOCK,), tl.float32)
+            for start in range(0, V, BLOCK):
+                v = start + tl.arange(0, BLOCK)
+                inside = v < V
+                p = tl.load(first + v, mask=inside, other=0.0)
+                p += tl.load(first + half_stride + v, mask=inside, other=0.0)
+                q = tl.load(second + v, mask=inside, other=0.0)
+                q += tl.load(second + half_stride + v, mask=inside, other=0.0)
+                ratio += tl.where(p > 0, q / tl.where(p > 0, p, 1.0), 0.0)
+            tl.store(spread + n, tl.sum(ratio, 0) - 1)
+    else:
+        b_b = tl.load(coarse + node_b, mask=node_b < COARSE, other=1.0) * _LOG2E
+        total_b = tl.zeros((TILE, NODES_B), tl.float32)
+        for start in range(0, V, TILE):
+            v = start + tl.arange(0, TILE)
+            lm = _log_mean(row + v, half_stride, False, v < V, count, alpha, inverse_alpha)
+            total_b += tl.exp2((lm - peak)[:, None] * b_b[None, :])
+        at = G_half + (((which - 1) * A + a) * COARSE).to(tl.int64) * N + n
+        tl.store(at + node_b * N, tl.log(tl.sum(total_b, 0)), mask=node_b < COARSE)
+
+
+class FamilySums:
+    """Turns logits of targets into what `evaluate.accumulate.distribution` gives.
+
+    Args:
+        alphas: Those of the grid, all in `ALPHAS`.
+        fine: [J + 2] inverse temperatures of the nodes, then 1 and 2.
+        coarse: [Jc + 1] those of the halves, then 1.
+        classes: V.
+        targets: The most targets at a time.
+        samples: K.
+        device: Where.
+    """
+
+    def __init__(
+        self,
+        alphas: tuple[float, ...],
+        fine: Tensor,
+        coarse: Tensor,
+        classes: int,
+        targets: int,
+        samples: int,
+        device: torch.device,
+    ) -> None:
+        assert len(fine) <= 48 and len(coarse) <= 16 and len(fine) > 33
+        self.classes, self.samples = classes, samples
+        self.alphas = torch.tensor(alphas, dtype=torch.float32, device=device)
+        powers = [ALPHAS.index(alpha) for alpha in alphas]
+        self.powers = torch.tensor(powers, dtype=torch.int32, device=device)
+        self.fine = fine.to(device=device, dtype=torch.float32)
+        self.coarse = coarse.to(device=device, dtype=torch.float32)
+        self._sums = torch.empty(2 * _POWERS * targets * classes, device=device)
+        self._lse = torch.empty(targets * samples, device=device)
+
+    def add(
+        self, logits: Tensor, bias: Tensor, targets: Tensor, chosen: Tensor, lowest: Tensor
+    ) -> dict[str, Tensor]:
+        """Per-target results of logits [N · K, V₊], samples innermost and half by half.
+
+        Args:
+            logits: float16 or better, without the bias; columns from V on are not read.
+            bias: [V].
+            targets: [N].
+            chosen: [N · K], gets each sample's log p of the target.
+            lowest: [N · K], gets each row's smallest log p.
+
+        Returns:
+            `G` [A, J + 2, N] and `G_half` [2, A, Jc + 1, N] relative to `peak` [3, A, N] (of the
+            whole and the halves), `class` and `entropy` [A, N], `spread` and `mean_entropy` [N].
+        """
+        N, A, V, K = len(targets), len(self.alphas), self.classes, self.samples
+        new = self._lse.new_empty
+        found = {
+            "G": new(A, len(self.fine), N),
+            "G_half": new(2, A, len(self.coarse), N),
+            "peak": new(3, A, N),
+            "class": torch.empty(A, N, dtype=torch.int32, device=logits.device),
+            "entropy": new(A, N),
+            "spread": new(N),
+            "mean_entropy": torch.zeros(N, device=logits.device),
+        }
+        _row_lse[(N * K,)](
+            logits,
+            bias,
+            targets,
+            self._lse,
+            chosen,
+            lowest,
+            V,
+            logits.stride(0),
+            K,
+            BLOCK=2048,
+            num_warps=8,
+        )
+        block = 512
+        _power_sums[(N, -(-V // block), 2)](
+            logits,
+            bias,
+            self._lse,
+            self._sums,
+            found["mean_entropy"],
+            N,
+            V,
+            logits.stride(0),
+            K // 2,
+            K,
+            BLOCK=block,
+        )
+        found["mean_entropy"] /= K
+        _nodes[(N, A, 3)](
+            self._sums,
+            self.powers,
+            self.alphas,
+            self.fine,
+            self.coarse,
+            found["G"],
+            found["G_half"],
+            found["peak"],
+            found["class"],
+            found["entropy"],
+            found["spread"],
+            N,
+            V,
+            A,
+            K // 2,
+            FINE=len(self.fine),
+            COARSE=len(self.coarse),
+            ONE=len(self.fine) - 2,
+            NODES_A=32,
+            NODES_B=16,
+            BLOCK=2048,
+            TILE=64,
+            num_warps=8,
+        )
+        return found

@@ -1,0 +1,255 @@
+"""A stack of LSTM layers over windows of one size: its buffers, and the ticks that fill them.
+
+Weights are held as 16-bit copies, padded so that every product is aligned: H to H₊ > H, a multiple
+of 32. Padded units have zero weights and stay exactly zero, but for one: the unit H of the dropped
+state is 1, so that the gradient of the bias is a column of that of U. Cells, sums and gradients of
+weights are float32.
+
+Letters as in `lstm_forward`: L layers, time steps, B rows, H units, X inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import triton
+from torch import Tensor
+
+from afterdrop.kernels.lstm_backward import backward_cell, backward_products
+from afterdrop.kernels.lstm_forward import forward_tick
+
+UNIT = 32
+SPLITS = 4
+_FORWARD = {"BLOCK_U": 16, "BLOCK_K": 64, "num_warps": 4, "num_stages": 4}
+_PRODUCTS = {"BLOCK_N": 64, "BLOCK_K": 64, "num_warps": 4, "num_stages": 4}
+_BLOCK_CELL = 512
+
+
+def padded(size: int) -> int:
+    """The size with room for one more, rounded up to a multiple of 32.
+
+    Example:
+        >>> padded(723), padded(736)
+        (736, 768)
+    """
+    return -(-(size + 1) // UNIT) * UNIT
+
+
+@dataclass(frozen=True)
+class StackShape:
+    """The sizes of a stack of equal layers and of its windows.
+
+    Attributes:
+        inputs: Units that enter the first layer.
+        hidden: H of every layer.
+        layers: L.
+        rows: B.
+        time: Steps a window.
+        capped: Whether the input gate is capped at 1 − f, else it is plain.
+        skip: Whether the output is the sum of layers, else the last one.
+    """
+
+    inputs: int
+    hidden: int
+    layers: int
+    rows: int
+    time: int
+    capped: bool = True
+    skip: bool = True
+
+
+class StackWeights:
+    """Padded copies of a stack's weights.
+
+    Args:
+        shape: The sizes.
+        dtype: Of the products' operands.
+        device: Where.
+    """
+
+    def __init__(self, shape: StackShape, dtype: torch.dtype, device: torch.device) -> None:
+        L, H = shape.layers, padded(shape.hidden)
+        X = max(padded(shape.inputs), H if L > 1 else 0)
+        self.w_x = torch.zeros(L, 4, H, X, dtype=dtype, device=device)
+        self.w_h = torch.zeros(L, 4, H, H, dtype=dtype, device=device)
+        self.bias = torch.zeros(L, 4, H, device=device)
+        self.hidden = shape.hidden
+        self.inputs = (shape.inputs, *[shape.hidden] * (L - 1))
+
+    def pack(self, layers: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
+        """Copies W_x [4H, E], W_h [4H, H] and the bias [4H] of each layer."""
+        H = self.hidden
+        for at, (w_x, w_h, bias) in enumerate(layers):
+            self.w_x[at, :, :H, : self.inputs[at]].copy_(w_x.view(4, H, -1))
+            self.w_h[at, :, :H, :H].copy_(w_h.view(4, H, H))
+            self.bias[at, :, :H].copy_(bias.view(4, H))
+
+
+Sharing = Literal["none", "window", "step"]
+_SHARING = {"none": 0, "window": 1, "step": 2}
+
+
+class Stack:
+    """Runs windows through a stack, forwards and back.
+
+    Fill `x[0, ..., :inputs]` with the dropped input, `start` the state, draw the masks, then call
+    `forward` and `backward`.
+
+    Args:
+        shape: The sizes.
+        weights: The weights, shared by all windows.
+        state: How state masks are shared over time, if there are any.
+        inter: The same of inter-layer masks.
+        training: Whether to keep what `backward` needs.
+    """
+
+    def __init__(
+        self,
+        shape: StackShape,
+        weights: StackWeights,
+        state: Sharing = "none",
+        inter: Sharing = "none",
+        training: bool = True,
+    ) -> None:
+        self.shape, self.weights, self.training = shape, weights, training
+        self.sharing = state, inter if shape.layers > 1 else "none"
+        dtype, device = weights.w_x.dtype, weights.w_x.device
+        L, B, T, H = shape.layers, shape.rows, shape.time, weights.w_h.shape[-1]
+        X = weights.w_x.shape[-1]
+        self.x = torch.zeros(L, T, B, X, dtype=dtype, device=device)
+        self.h = torch.zeros(L, T + 1, B, H, dtype=dtype, device=device)
+        self.c = torch.zeros(L, T + 1, B, H, device=device)
+        self.out = torch.zeros(T, B, H, device=device)
+        self.last = torch.zeros(L, B, H, device=device)
+        kept = (L, T, B, 4, H) if training else (1,)
+        # Gates lie in [-1, 1], where float16 is eight times finer than bfloat16.
+        keep_as = torch.float16 if dtype == torch.bfloat16 else dtype
+        self.gates = torch.zeros(kept, dtype=keep_as, device=device)
+        self.d_gates = torch.zeros(kept, dtype=dtype, device=device)
+        self.parts = torch.zeros(2, SPLITS, L, B, H, device=device)
+        self.dc = torch.zeros(L, B, H, device=device)
+        self.masks = tuple(
+            torch.ones(layers, T if sharing == "step" else 1, B, H, dtype=dtype, device=device)
+            if sharing != "none"
+            else torch.ones(1, dtype=dtype, device=device)
+            for sharing, layers in zip(self.sharing, (L, max(1, L - 1)))
+        )
+        self.widths = [padded(shape.inputs), *[H] * (L - 1)]  # padded inputs of each layer
+        self.block_rows = min(64, max(16, triton.next_power_of_2(B)))
+
+    @property
+    def output(self) -> Tensor:
+        """The stack's output [time, B, H₊] of the window, float32."""
+        return self.out
+
+    def start(self, h: Tensor, c: Tensor) -> None:
+        """Sets the state [L, B, H₊] before the window; h is dropped here."""
+        kept = h if self.sharing[0] == "none" else h * self.masks[0][:, 0]
+        self.h[:, 0].copy_(kept)
+        if self.training:
+            self.h[:, 0, :, self.shape.hidden] = 1
+        self.c[:, 0].copy_(c)
+
+    def forward(self) -> None:
+        """Fills `output`, `last` and `c` of the window."""
+        shape, weights = self.shape, self.weights
+        L, B, T = shape.layers, shape.rows, shape.time
+        H, X = weights.w_h.shape[-1], weights.w_x.shape[-1]
+        grid = (H // _FORWARD["BLOCK_U"], L, -(-B // self.block_rows))
+        for tick in range(T + L - 1):
+            forward_tick[grid](
+                tick,
+                self.x,
+                self.h,
+                weights.w_x,
+                weights.w_h,
+                weights.bias,
+                self.c,
+                self.gates,
+                self.out,
+                self.last,
+                *self.masks,
+                T,
+                B,
+                H,
+                X,
+                padded(shape.inputs),
+                shape.hidden if self.training else -1,
+                LAYERS=L,
+                CAPPED=shape.capped,
+                SKIP=shape.skip,
+                KEEP=self.training,
+                STATE=_SHARING[self.sharing[0]],
+                INTER=_SHARING[self.sharing[1]],
+                BLOCK_B=self.block_rows,
+                **_FORWARD,
+            )
+
+    def backward(self, dy: Tensor) -> None:
+        """Fills `d_gates` from the gradient [time, B, H₊] of the output."""
+        shape, weights = self.shape, self.weights
+        L, B, T = shape.layers, shape.rows, shape.time
+        H, X = weights.w_h.shape[-1], weights.w_x.shape[-1]
+        self.dc.zero_()
+        products = (-(-H // _PRODUCTS["BLOCK_N"]) * -(-B // self.block_rows), 2 * L, SPLITS)
+        cells = (-(-B * H // _BLOCK_CELL), L)
+        sizes = {"LAYERS": L, "SPLITS": SPLITS}
+        for tick in range(T + L - 1):
+            backward_products[products](
+                tick,
+                self.d_gates,
+                weights.w_x,
+                weights.w_h,
+                self.parts,
+                T,
+                B,
+                H,
+                X,
+                **sizes,
+                BLOCK_B=self.block_rows,
+                **_PRODUCTS,
+            )
+            backward_cell[cells](
+                tick,
+                self.parts,
+                dy,
+                self.dc,
+                self.c,
+                self.gates,
+                self.d_gates,
+                *self.masks,
+                T,
+                B,
+                H,
+                **sizes,
+                CAPPED=shape.capped,
+                SKIP=shape.skip,
+                STATE=_SHARING[self.sharing[0]],
+                INTER=_SHARING[self.sharing[1]],
+                BLOCK=_BLOCK_CELL,
+            )
+
+    def weight_gradients(self) -> list[tuple[Tensor, Tensor]]:
+        """Gradients of W [4H₊, X] and U [4H₊, H₊] of each layer; the bias's is column H of U's."""
+        found = []
+        for layer, width in enumerate(self.widths):
+            d = self.d_gates[layer].flatten(0, 1).flatten(1).t()
+            x = self.x[layer].flatten(0, 1)[:, :width]
+            found.append((product(d, x), product(d, self.h[layer, :-1].flatten(0, 1))))
+        return found
+
+    def input_gradient(self) -> Tensor:
+        """The gradient [time · B, inputs₊] of the first layer's dropped input."""
+        width = self.widths[0]
+        d = self.d_gates[0].flatten(0, 1).flatten(1)
+        return product(d, self.weights.w_x[0].flatten(0, 1)[:, :width])
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """The product of two matrices with 16-bit elements, summed and returned in float32."""
+    if a.is_cuda and a.dtype in (torch.bfloat16, torch.float16):
+        return torch.mm(a, b, out_dtype=torch.float32)
+    return a.float() @ b.float()

@@ -1,0 +1,155 @@
+"""A language model as the kernels see it: padded 16-bit copies, and passes over equal windows.
+
+Letters: L layers, time steps, B rows, R = time · B places in that order, H units, E of the
+embedding, V token types; a plus marks a padded size.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from afterdrop.kernels.graph import Replay
+from afterdrop.kernels.lstm_stack import Stack, StackShape, StackWeights, padded, product
+from afterdrop.models.config import LanguageModelConfig
+from afterdrop.models.language_model import LanguageModel
+from afterdrop.models.layer import LSTMLayer
+
+_ALIGN = 8  # classes are padded to a multiple, or the products with the table are misaligned
+
+
+def why_not_fused(config: LanguageModelConfig) -> str | None:
+    """What a language model has that the kernels do not; None if they can run it.
+
+    Example:
+        >>> why_not_fused(LanguageModelConfig(9, (4, 4), layer_norm=True))
+        'layer_norm is True'
+    """
+    layers = len(config.hidden_sizes)
+    refused = {
+        "layer_norm": config.layer_norm,
+        "hidden_sizes": len(set(config.hidden_sizes)) > 1,
+        "input_gate": config.input_gate == "tied",
+        "stacking": config.stacking == "residual" and layers > 1,
+        "update_dropout": config.update_dropout > 0,
+        "embedding_dropout": config.embedding_dropout > 0,
+    }
+    for name, found in refused.items():
+        if found:
+            return f"{name} is {getattr(config, name)!r}"
+    return None
+
+
+def lstm_layers(model: LanguageModel) -> list[LSTMLayer]:
+    """The layers of a model's stack."""
+    return [layer for layer in model.stack.layers if isinstance(layer, LSTMLayer)]
+
+
+class Copies:
+    """Padded copies of a model's weights in the type of the products.
+
+    Args:
+        model: The model.
+        dtype: float16 or bfloat16.
+    """
+
+    def __init__(self, model: LanguageModel, dtype: torch.dtype) -> None:
+        config = model.config.resolved()
+        device = model.softmax_bias.device
+        self.model, self.config, self.dtype = model, config, dtype
+        V, (H, E) = config.vocabulary, (config.hidden_sizes[0], config.embedding_size)
+        assert E is not None
+        classes = -(-V // _ALIGN) * _ALIGN
+        self.stack = StackWeights(self.shape(1, 1), dtype, device)
+        self.embedding = torch.zeros(classes, padded(E), dtype=dtype, device=device)
+        untied = model.softmax is not None
+        self.softmax = torch.zeros_like(self.embedding) if untied else self.embedding
+        projected = model.projection is not None
+        self.projection = (
+            torch.zeros(E, padded(H), dtype=dtype, device=device) if projected else None
+        )
+
+    def shape(self, rows: int, time: int) -> StackShape:
+        """The shape of the stack for windows of a size."""
+        config = self.config
+        assert config.embedding_size is not None
+        return StackShape(
+            config.embedding_size,
+            config.hidden_sizes[0],
+            len(config.hidden_sizes),
+            rows,
+            time,
+            capped=config.input_gate == "capped",
+            skip=config.stacking == "skip",
+        )
+
+    @torch.no_grad()
+    def pack(self) -> None:
+        """Copies the model's weights as they are now."""
+        model = self.model
+        self.stack.pack([(y.weight_x, y.weight_h, y.bias) for y in lstm_layers(model)])
+        _copy(self.embedding, model.embedding)
+        if model.softmax is not None:
+            _copy(self.softmax, model.softmax)
+        if self.projection is not None and model.projection is not None:
+            _copy(self.projection, model.projection)
+
+    def features(self, y_RH: Tensor) -> Tensor:
+        """What enters the softmax [R, E₊] of the output [R, H₊], without dropout."""
+        if self.projection is None:
+            return y_RH.to(self.dtype)
+        features = y_RH.new_zeros(len(y_RH), self.softmax.shape[1], dtype=self.dtype)
+        projected = product(y_RH.to(self.dtype), self.projection.t())
+        features[:, : len(self.projection)] = projected
+        return features
+
+    def logits(self, features_RE: Tensor) -> Tensor:
+        """Logits [R, V₊] float32 without the bias; columns from V on mean nothing."""
+        return product(features_RE, self.softmax.t())
+
+
+class DeterministicPass:
+    """Windows through a model without dropout, state carried from one to the next.
+
+    Args:
+        copies: The weights.
+        rows: B.
+        time: Steps a window.
+    """
+
+    def __init__(self, copies: Copies, rows: int, time: int) -> None:
+        self.copies = copies
+        self.stack = Stack(copies.shape(rows, time), copies.stack, training=False)
+        device = copies.embedding.device
+        self._tokens = torch.zeros(time, rows, dtype=torch.int64, device=device)
+        self._replay = Replay(self._run, device)
+
+    def reset(self) -> None:
+        """Forgets the state."""
+        self.stack.last.zero_()
+        self.stack.c.zero_()
+
+    @property
+    def state(self) -> tuple[tuple[Tensor, Tensor], ...]:
+        """The carried (h, c) of each layer, each [B, H], as a model takes it; copies."""
+        H = self.copies.config.hidden_sizes[0]
+        after = zip(self.stack.last[..., :H].clone(), self.stack.c[:, -1, :, :H].clone())
+        return tuple(after)
+
+    @torch.no_grad()
+    def run(self, tokens_Bt: Tensor) -> Tensor:
+        """Output [time, B, H₊] of a window of tokens, float32; the next run overwrites it."""
+        self._tokens.copy_(tokens_Bt.t())
+        self._replay()
+        return self.stack.output
+
+    def _run(self) -> None:
+        stack = self.stack
+        x = self.copies.embedding[self._tokens]
+        stack.x[0, ..., : x.shape[-1]].copy_(x)
+        stack.start(stack.last, stack.c[:, -1])
+        stack.forward()
+
+
+def _copy(padded_copy: Tensor, weight: nn.Parameter) -> None:
+    padded_copy[: weight.shape[0], : weight.shape[1]].copy_(weight)
