@@ -3,9 +3,10 @@
     python benchmarks/result_language.py train --recipe ptb-24m-2layer --data DIR --out RUN
     python benchmarks/result_language.py table --data DIR --out RUN
 
+    python benchmarks/result_language.py fit --data DIR --out RUN --limit 50000
+
 `train` takes the recipe with what --set changes, and --call-minutes; called again, it goes on.
-`table` evaluates validation and test data (deterministic carry, one
-stripe) and prints DET, GMC, alpha = 1/2 and AMC at multipliers .8, .9, 1, at T = 1 and at the T
+`table` evaluates validation and test data (deterministic carry, one stripe) and prints DET, GMC, alpha = 1/2 and AMC at multipliers .8, .9, 1, at T = 1 and at the T
 fitted on validation data, beside what the paper reports for its PTB model of 24M weights.
 """
 
@@ -24,6 +25,7 @@ from afterdrop.evaluate.evaluate import Settings
 from afterdrop.evaluate.language import StreamSettings, evaluate_text
 from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel
+from afterdrop.select.tables import family_table
 from afterdrop.train.folder import RunFolder
 
 PAPER = (
@@ -43,64 +45,85 @@ def changed_config(options: argparse.Namespace) -> train.TrainConfig:
     return recipes.load(options.recipe).config.override({"seed": options.seed, **changes})
 
 
-def table(options: argparse.Namespace) -> None:
+def scored(options: argparse.Namespace, split: str, grid: ad.Grid, limit: int | None) -> ad.Scores:
+    """The scores of a split of the run's data, timed."""
     model, config, _ = train.load_model(options.out, device=options.device)
     assert isinstance(model, LanguageModel)
     text = load_text(config.data.name, options.data)
-    grid = ad.Grid((0.0, 0.5, 1.0), (0.0, *MULTIPLIERS))
-    scores = {}
-    for split in ("valid", "test"):
-        start = time.perf_counter()
-        settings = Settings(grid, Plan(options.num_samples), split)
-        stream = StreamSettings(time=config.objective.window or 35)
-        scores[split] = evaluate_text(
-            model, text.split(split), text.vocabulary.eos_id, settings, stream
-        )
-        seconds = time.perf_counter() - start
-        print(
-            f"{split}: {scores[split].num_targets} tokens, {len(grid)} members x all T, "
-            f"K = {options.num_samples}: {seconds:.1f} s",
-            flush=True,
-        )
-    valid, test = scores["valid"], scores["test"]
+    start = time.perf_counter()
+    settings = Settings(grid, Plan(options.num_samples), split)
+    stream = StreamSettings(time=config.objective.window or 35, windows=128)
+    tokens = text.split(split)[:limit]
+    scores = evaluate_text(model, tokens, text.vocabulary.eos_id, settings, stream)
+    seconds = time.perf_counter() - start
     print(
-        f"{'member':<34}{'T=1 valid':>11}{'test':>8}{'T*':>7}{'valid':>8}{'test':>8}{'± valid':>9}"
+        f"{split}: {scores.num_targets} tokens, {len(grid)} members x all T, "
+        f"K = {options.num_samples}: {seconds:.1f} s",
+        flush=True,
     )
+    return scores
+
+
+def line(scores: ad.Scores, member: ad.Member) -> dict[str, float]:
+    """Value, value for infinitely many samples, and error."""
+    found = scores.xe(member)
+    return {"value": found.value, "corrected": found.corrected, "error": found.error}
+
+
+def table(options: argparse.Namespace) -> None:
+    grid = ad.Grid()
+    valid = scored(options, "valid", grid, options.limit)
+    test = scored(options, "test", ad.Grid(grid.alphas, (0.0, *MULTIPLIERS)), options.limit)
+    print(f"{'member':<34}{'T=1 valid':>11}{'test':>8}{'T*':>7}{'valid':>8}{'test':>8}")
+    summary = []
     for member in valid.members:
         fit = valid.fit(member).member
-        row = [math.exp(s.xe(m).value) for m in (member, fit) for s in (valid, test)]
-        error = valid.difference(fit, ad.DET).error
-        name = str(member).rsplit(", T", 1)[0]
-        print(
-            f"{name:<34}{row[0]:>11.2f}{row[1]:>8.2f}{fit.temperature:>7.3f}{row[2]:>8.2f}"
-            f"{row[3]:>8.2f}{error:>9.4f}"
-        )
-    choice = ad.select(valid)
-    print(choice)
-    print(
-        f"chosen on test: perplexity {test.perplexity(choice.member):.2f}; difference to DET at "
-        f"T = 1: {test.difference(choice.member, ad.DET)}"
-    )
-    for member in valid.members:
-        print(member, "|", valid.bounds(member))
+        row = {"alpha": member.alpha, "multiplier": member.multiplier, "T": fit.temperature}
+        row |= {"valid": line(valid, member), "valid_T": line(valid, fit)}
+        if member.multiplier in (0.0, *MULTIPLIERS):
+            row |= {"test": line(test, member), "test_T": line(test, fit)}
+            name = str(member).rsplit(", T", 1)[0]
+            p = {k: math.exp(row[k]["value"]) for k in ("valid", "test", "valid_T", "test_T")}
+            print(
+                f"{name:<34}{p['valid']:>11.2f}{p['test']:>8.2f}{fit.temperature:>7.3f}"
+                f"{p['valid_T']:>8.2f}{p['test_T']:>8.2f}",
+                flush=True,
+            )
+        summary.append(row)
+    (options.json or options.out / "summary.json").write_text(json.dumps(summary))
     print(f"paper: {PAPER}")
+    choice = ad.select(valid)
+    print(choice, flush=True)
+    if choice.member.multiplier in (0.0, *MULTIPLIERS):
+        print(
+            f"chosen on test: perplexity {test.perplexity(choice.member):.2f}; difference to DET "
+            f"at T = 1: {test.difference(choice.member, ad.DET)}"
+        )
+
+
+def fit_table(options: argparse.Namespace) -> None:
+    """The paper's Table 1: XE of the first training tokens over multipliers, for every alpha."""
+    scores = scored(options, "train", ad.Grid(), options.limit)
+    print(family_table(scores, tuned=False))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("action", choices=("train", "table"))
+    parser.add_argument("action", choices=("train", "table", "fit"))
     parser.add_argument("--recipe", default="ptb-24m-2layer")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--set", nargs="*", default=[], help="changes, as in schedule.turns=200")
     parser.add_argument("--call-minutes", type=float, help="stop this call after so long")
     parser.add_argument("--num-samples", type=int, default=100)
+    parser.add_argument("--limit", type=int, help="evaluate so many tokens of each split")
+    parser.add_argument("--json", type=Path, help="where all numbers go")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     torch.set_float32_matmul_precision("high")  # TF32 on a GPU
-    if options.action == "table":
-        table(options)
+    if options.action != "train":
+        table(options) if options.action == "table" else fit_table(options)
         return
     result = train.run(
         changed_config(options),

@@ -213,22 +213,19 @@ class FusedLanguageWorker(LanguageWorker):
         M, K, N = len(self.multipliers), self.protocol.plan.num_samples, len(targets)
         assert isinstance(self.model, LanguageModel)
         bias = self.model.softmax_bias.detach()
-        chosen = torch.empty(M, N, K, device=self.device)
-        lowest = torch.empty(M, N, K, device=self.device)
         rows = features.view(M, N * K, -1)
-        by_multiplier = []
+        found = [self.sums.results(N) for _ in range(M)]
         for m in range(M):
-            parts = []
             for start in range(0, N, self.targets_at_once):
                 some = targets[start : start + self.targets_at_once]
-                piece = slice(start * K, (start + len(some)) * K)
                 logits = self._logits[: len(some) * K]
-                torch.mm(rows[m, piece], self.copies.softmax.t(), out=logits)
-                own = chosen[m].view(-1)[piece], lowest[m].view(-1)[piece]
-                parts.append(self.sums.add(logits, bias, some, *own))
-            by_multiplier.append({k: torch.cat([p[k] for p in parts], -1) for k in parts[0]})
-        found = {k: torch.stack([p[k] for p in by_multiplier]) for k in by_multiplier[0]}
-        return found | {"least": lowest.min()}, chosen.permute(2, 0, 1)
+                piece = rows[m, start * K : (start + len(some)) * K]
+                torch.mm(piece, self.copies.softmax.t(), out=logits)
+                self.sums.add(logits, bias, some, found[m], start)
+        joined = {name: torch.stack([part[name] for part in found]) for name in found[0]}
+        joined["mean_entropy"] /= K
+        chosen, joined["least"] = joined.pop("chosen"), joined.pop("lowest").min()
+        return joined, chosen.permute(2, 0, 1)
 
     def _results(self, found: Results, lp_K: Tensor) -> Results:
         """As `MeanTemper.results`."""

@@ -20,6 +20,8 @@ from torch import Tensor
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)  # their sums come first
 LOWEST = -80.0  # smallest log p for which plain sums are exact
 _POWERS = 6
+_CLASSES = 512  # of a program that sums over samples
+_TILE, _WARPS = 128, 4  # classes and warps of a program that sums over classes
 _LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
@@ -99,7 +101,7 @@ def _log_mean(at, half_stride, whole, inside, count, alpha, inverse_alpha):
     return tl.where(inside, mean, -1e30)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first"])
 def _nodes(
     sums,
     powers,
@@ -112,10 +114,12 @@ def _nodes(
     classes,
     entropies,
     spread,
-    N,
+    N,  # targets of this chunk
     V,
     A,
     size,
+    first,  # the chunk's first target among all
+    total,  # targets of all chunks
     FINE: tl.constexpr,
     COARSE: tl.constexpr,
     ONE: tl.constexpr,
@@ -141,53 +145,56 @@ def _nodes(
         where = tl.where(lm > best, v, where)
         best = tl.maximum(lm, best)
     peak = tl.max(best, 0)
-    tl.store(peaks + (which * A + a) * N + n, peak)
+    place = first + n
+    tl.store(peaks + (which * A + a) * total + place, peak)
     node_b = tl.arange(0, NODES_B)
     if which == 0:
-        tl.store(classes + a * N + n, tl.min(tl.where(best == peak, where, V), 0))
+        tl.store(classes + a * total + place, tl.min(tl.where(best == peak, where, V), 0))
         node_a = tl.arange(0, NODES_A)
         b_a = tl.load(fine + node_a, mask=node_a < FINE, other=1.0) * _LOG2E
         b_b = tl.load(fine + NODES_A + node_b, mask=NODES_A + node_b < FINE, other=1.0) * _LOG2E
-        total_a = tl.zeros((TILE, NODES_A), tl.float32)
-        total_b = tl.zeros((TILE, NODES_B), tl.float32)
+        # Classes are the last dimension, along which threads lie: each takes one logarithm and
+        # all nodes of a class.
+        sum_a = tl.zeros((NODES_A, TILE), tl.float32)
+        sum_b = tl.zeros((NODES_B, TILE), tl.float32)
         weighted = tl.zeros((TILE,), tl.float32)
         for start in range(0, V, TILE):
             v = start + tl.arange(0, TILE)
             lm = _log_mean(row + v, half_stride, True, v < V, count, alpha, inverse_alpha)
             below = lm - peak
-            total_a += tl.exp2(below[:, None] * b_a[None, :])
-            total_b += tl.exp2(below[:, None] * b_b[None, :])
+            sum_a += tl.exp2(b_a[:, None] * below[None, :])
+            sum_b += tl.exp2(b_b[:, None] * below[None, :])
             weighted += tl.exp(below) * tl.maximum(below, -1e4)
-        g_a = tl.log(tl.sum(total_a, 0))
-        g_b = tl.log(tl.sum(total_b, 0))
-        at = G + (a * FINE).to(tl.int64) * N + n
-        tl.store(at + node_a * N, g_a, mask=node_a < FINE)
-        tl.store(at + (NODES_A + node_b) * N, g_b, mask=NODES_A + node_b < FINE)
+        g_a = tl.log(tl.sum(sum_a, 1))
+        g_b = tl.log(tl.sum(sum_b, 1))
+        at = G + (a * FINE).to(tl.int64) * total + place
+        tl.store(at + node_a * total, g_a, mask=node_a < FINE)
+        tl.store(at + (NODES_A + node_b) * total, g_b, mask=NODES_A + node_b < FINE)
         # Entropy at b = 1: L(1) − Σ p log M, both from the peak.
         log_z = tl.sum(tl.where(NODES_A + node_b == ONE, g_b, 0.0), 0)
-        tl.store(entropies + a * N + n, log_z - tl.sum(weighted, 0) * tl.exp(-log_z))
+        tl.store(entropies + a * total + place, log_z - tl.sum(weighted, 0) * tl.exp(-log_z))
         if a == 0:
-            first = sums + (4 * N + n).to(tl.int64) * V
-            second = first + N.to(tl.int64) * V
+            p_row = sums + (4 * N + n).to(tl.int64) * V
+            q_row = p_row + N.to(tl.int64) * V
             ratio = tl.zeros((BLOCK,), tl.float32)
             for start in range(0, V, BLOCK):
                 v = start + tl.arange(0, BLOCK)
                 inside = v < V
-                p = tl.load(first + v, mask=inside, other=0.0)
-                p += tl.load(first + half_stride + v, mask=inside, other=0.0)
-                q = tl.load(second + v, mask=inside, other=0.0)
-                q += tl.load(second + half_stride + v, mask=inside, other=0.0)
+                p = tl.load(p_row + v, mask=inside, other=0.0)
+                p += tl.load(p_row + half_stride + v, mask=inside, other=0.0)
+                q = tl.load(q_row + v, mask=inside, other=0.0)
+                q += tl.load(q_row + half_stride + v, mask=inside, other=0.0)
                 ratio += tl.where(p > 0, q / tl.where(p > 0, p, 1.0), 0.0)
-            tl.store(spread + n, tl.sum(ratio, 0) - 1)
+            tl.store(spread + place, tl.sum(ratio, 0) - 1)
     else:
         b_b = tl.load(coarse + node_b, mask=node_b < COARSE, other=1.0) * _LOG2E
-        total_b = tl.zeros((TILE, NODES_B), tl.float32)
+        sum_b = tl.zeros((NODES_B, TILE), tl.float32)
         for start in range(0, V, TILE):
             v = start + tl.arange(0, TILE)
             lm = _log_mean(row + v, half_stride, False, v < V, count, alpha, inverse_alpha)
-            total_b += tl.exp2((lm - peak)[:, None] * b_b[None, :])
-        at = G_half + (((which - 1) * A + a) * COARSE).to(tl.int64) * N + n
-        tl.store(at + node_b * N, tl.log(tl.sum(total_b, 0)), mask=node_b < COARSE)
+            sum_b += tl.exp2(b_b[:, None] * (lm - peak)[None, :])
+        at = G_half + (((which - 1) * A + a) * COARSE).to(tl.int64) * total + place
+        tl.store(at + node_b * total, tl.log(tl.sum(sum_b, 1)), mask=node_b < COARSE)
 
 
 class FamilySums:
@@ -223,62 +230,69 @@ class FamilySums:
         self._sums = torch.empty(2 * _POWERS * targets * classes, device=device)
         self._lse = torch.empty(targets * samples, device=device)
 
-    def add(
-        self, logits: Tensor, bias: Tensor, targets: Tensor, chosen: Tensor, lowest: Tensor
-    ) -> dict[str, Tensor]:
-        """Per-target results of logits [N · K, V₊], samples innermost and half by half.
-
-        Args:
-            logits: float16 or better, without the bias; columns from V on are not read.
-            bias: [V].
-            targets: [N].
-            chosen: [N · K], gets each sample's log p of the target.
-            lowest: [N · K], gets each row's smallest log p.
+    def results(self, targets: int) -> dict[str, Tensor]:
+        """Room for the results of N targets.
 
         Returns:
             `G` [A, J + 2, N] and `G_half` [2, A, Jc + 1, N] relative to `peak` [3, A, N] (of the
-            whole and the halves), `class` and `entropy` [A, N], `spread` and `mean_entropy` [N].
+            whole and the halves), `class` and `entropy` [A, N], `spread` and `mean_entropy` [N];
+            of every sample `chosen`, its log p of the target, and `lowest`, its smallest log p,
+            both [N, K].
         """
-        N, A, V, K = len(targets), len(self.alphas), self.classes, self.samples
-        new = self._lse.new_empty
-        found = {
+        A, N, K, new = len(self.alphas), targets, self.samples, self._lse.new_empty
+        return {
             "G": new(A, len(self.fine), N),
             "G_half": new(2, A, len(self.coarse), N),
             "peak": new(3, A, N),
-            "class": torch.empty(A, N, dtype=torch.int32, device=logits.device),
+            "class": torch.empty(A, N, dtype=torch.int32, device=self._lse.device),
             "entropy": new(A, N),
             "spread": new(N),
-            "mean_entropy": torch.zeros(N, device=logits.device),
+            "mean_entropy": torch.zeros(N, device=self._lse.device),
+            "chosen": new(N, K),
+            "lowest": new(N, K),
         }
-        _row_lse[(N * K,)](
+
+    def add(
+        self, logits: Tensor, bias: Tensor, targets: Tensor, found: dict[str, Tensor], first: int
+    ) -> None:
+        """Writes the results of some targets.
+
+        Args:
+            logits: [n · K, V₊], samples innermost and half by half, float16 or better and without
+                the bias; columns from V on are not read.
+            bias: [V].
+            targets: [n].
+            found: From `results`.
+            first: The first of these targets among all.
+        """
+        n, V, K = len(targets), self.classes, self.samples
+        _row_lse[(n * K,)](
             logits,
             bias,
             targets,
             self._lse,
-            chosen,
-            lowest,
+            found["chosen"][first:],
+            found["lowest"][first:],
             V,
             logits.stride(0),
             K,
             BLOCK=2048,
             num_warps=8,
         )
-        block = 512
-        _power_sums[(N, -(-V // block), 2)](
+        _power_sums[(n, -(-V // _CLASSES), 2)](
             logits,
             bias,
             self._lse,
             self._sums,
-            found["mean_entropy"],
-            N,
+            found["mean_entropy"][first:],
+            n,
             V,
             logits.stride(0),
             K // 2,
             K,
-            BLOCK=block,
+            BLOCK=_CLASSES,
         )
-        found["mean_entropy"] /= K
-        _nodes[(N, A, 3)](
+        _nodes[(n, len(self.alphas), 3)](
             self._sums,
             self.powers,
             self.alphas,
@@ -290,17 +304,18 @@ class FamilySums:
             found["class"],
             found["entropy"],
             found["spread"],
-            N,
+            n,
             V,
-            A,
+            len(self.alphas),
             K // 2,
+            first,
+            found["spread"].shape[0],
             FINE=len(self.fine),
             COARSE=len(self.coarse),
             ONE=len(self.fine) - 2,
             NODES_A=32,
             NODES_B=16,
-            BLOCK=2048,
-            TILE=64,
-            num_warps=8,
+            BLOCK=1024,
+            TILE=_TILE,
+            num_warps=_WARPS,
         )
-        return found

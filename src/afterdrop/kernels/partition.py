@@ -1,6 +1,6 @@
 """Log-partitions at many inverse temperatures in one pass: the fast form of `family.partitions`.
 
-A program has one row. It keeps a tile of partial sums [BLOCK_V, J] in registers while it walks
+A program has one row. It keeps a tile of partial sums [J, BLOCK_V] in registers while it walks
 along the classes, and sums the tile once at the end.
 
 Letters: N rows, V classes, J nodes, b = 1/T.
@@ -14,7 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 _BLOCK = 2048
-_BLOCK_V = 64
+_BLOCK_V = 128
 _LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
@@ -40,13 +40,13 @@ def _row(
         highest = tl.maximum(highest, tl.load(at + v, mask=v < V, other=float("-inf")))
     peak = tl.max(highest, 0)
     node = tl.arange(0, NODES)
-    b = tl.load(inverse + node, mask=node < J, other=0.0) * _LOG2E
-    total = tl.zeros((BLOCK_V, NODES), tl.float32)
+    b = tl.load(inverse + node, mask=node < J, other=1.0) * _LOG2E
+    total = tl.zeros((NODES, BLOCK_V), tl.float32)
     for start in range(0, V, BLOCK_V):
         v = start + tl.arange(0, BLOCK_V)
         below = tl.load(at + v, mask=v < V, other=float("-inf")) - peak
-        total += tl.exp2(below[:, None] * b[None, :])
-    tl.store(G + node * N + row, tl.log(tl.sum(total, 0)), mask=node < J)
+        total += tl.exp2(b[:, None] * below[None, :])
+    tl.store(G + node * N + row, tl.log(tl.sum(total, 1)), mask=node < J)
     tl.store(peaks + row, peak)
 
 
