@@ -35,3 +35,11 @@ class FileError(AfterdropError, OSError):
 
 class ExtraError(AfterdropError, ImportError):
     """An optional dependency that is not installed."""
+
+
+class RankError(AfterdropError, RuntimeError):
+    """Processes that share the work and do not go together, or one of them that is gone."""
+
+
+class StoppedElsewhere(RankError):
+    """An error of rank 0, as the other ranks see it; rank 0 raises and shows the error itself."""

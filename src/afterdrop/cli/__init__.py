@@ -1,5 +1,6 @@
 """The command line: one file a verb, each parses, calls the library and prints."""
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -13,7 +14,8 @@ from afterdrop.cli.select import select
 from afterdrop.cli.sites import sites
 from afterdrop.cli.test import test
 from afterdrop.cli.train import train
-from afterdrop.errors import AfterdropError
+from afterdrop.errors import AfterdropError, StoppedElsewhere
+from afterdrop.ranks import launched, speaks
 
 VERBS: dict[str, Callable[..., None]] = {
     "train": train,
@@ -47,13 +49,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         tyro.extras.subcommand_cli_from_dict(
             VERBS, prog="afterdrop", description=_ABOUT, args=arguments
         )
+    except StoppedElsewhere:  # rank 0 says why
+        return 2
     except AfterdropError as error:
-        print(f"afterdrop: {error}", file=sys.stderr)
+        name = f"afterdrop rank {os.environ['RANK']}" if launched() else "afterdrop"
+        print(f"{name}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print(
-            "\nafterdrop: interrupted; finished work is kept, run the same command to go on",
-            file=sys.stderr,
-        )
+        if speaks():
+            print(
+                "\nafterdrop: interrupted; finished work is kept, run the same command to go on",
+                file=sys.stderr,
+            )
         return 130
     return 0

@@ -9,6 +9,7 @@ from tyro.conf import Positional
 
 from afterdrop import recipes
 from afterdrop.errors import DataError
+from afterdrop.ranks import process_group, rank_device, speaks
 from afterdrop.train import ConfigError
 from afterdrop.train import run as run_training
 
@@ -39,6 +40,7 @@ def train(
     Examples:
       afterdrop train ptb-24m --data DIR --out runs/ptb
       afterdrop train lm --data my_text --out runs/mine --set model.hidden_sizes=[650,650]
+      torchrun --nproc-per-node 4 -m afterdrop train ptb-24m --data DIR --out runs/ptb
 
     Args:
         recipe: Name of a recipe, path of a .toml file, or lm.
@@ -60,15 +62,20 @@ def train(
     else:
         config = recipes.load(recipe).config
     config = config.override(dict(_parse(text) for text in change))
-    result = run_training(
-        config,
-        out,
-        data=data,
-        device=device,
-        max_minutes=max_minutes,
-        progress=not quiet,
-        track=track,
-    )
+    where = rank_device(device)
+    with process_group(where) as ranks:
+        result = run_training(
+            config,
+            out,
+            data=data,
+            device=where,
+            max_minutes=max_minutes,
+            progress=not quiet,
+            track=track,
+            ranks=ranks,
+        )
+    if not speaks():
+        return
     if quiet:
         print(result.message)
     if result.finished:

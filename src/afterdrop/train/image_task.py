@@ -15,8 +15,10 @@ from torch import Tensor, nn
 
 from afterdrop.data import ImageSet, Labelled, batches
 from afterdrop.models import Classifier
+from afterdrop.ranks import ALONE, Ranks
 from afterdrop.train.config import TrainConfig
 from afterdrop.train.objective import data_loss
+from afterdrop.train.whole_masks import RankRows, whole_masks
 
 
 class ImageTask:
@@ -26,13 +28,16 @@ class ImageTask:
         config: The run's configuration.
         images: Its images.
         device: Where the model and the images are.
+        ranks: Who shares the images of a step.
     """
 
     window = 1
     unit = "image"
 
-    def __init__(self, config: TrainConfig, images: ImageSet, device: torch.device) -> None:
-        self.config, self.images = config, images
+    def __init__(
+        self, config: TrainConfig, images: ImageSet, device: torch.device, ranks: Ranks = ALONE
+    ) -> None:
+        self.config, self.images, self.ranks = config, images, ranks
         self.train = Labelled(*(part.to(device) for part in images.train))
         self.valid = Labelled(*(part.to(device) for part in images.valid))
         self.train_targets = len(self.train.labels)
@@ -49,10 +54,14 @@ class ImageTask:
         samples, alpha = self.config.objective.samples, self.config.objective.alpha
         epoch, place = divmod(step, -(-self.train_targets // self.step_targets))
         chosen = self._order(epoch)[place * self.step_targets : (place + 1) * self.step_targets]
-        images, labels = self.train.images[chosen], self.train.labels[chosen]
+        batch = len(chosen)  # the last one of an epoch may be smaller
+        rows = RankRows(self.ranks.share(batch), batch, samples)
+        images, labels = self.train.images[chosen[rows.mine]], self.train.labels[chosen[rows.mine]]
         if samples > 1:
             images = images.repeat(samples, *[1] * (images.dim() - 1))
-        return data_loss(model(images), labels, samples=samples, alpha=alpha)
+        with whole_masks(model, rows):
+            logits = model(images)
+        return data_loss(logits, labels, samples=samples, alpha=alpha, whole_batch=batch)
 
     def _draw_order(self, epoch: int) -> Tensor:
         digest = hashlib.sha256(f"{self.config.seed}/{epoch}".encode()).digest()
@@ -67,7 +76,8 @@ class ImageTask:
         for images, labels in batches(
             self.valid.images[most], self.valid.labels[most], section.rows
         ):
-            yield model(images), labels
+            mine = self.ranks.share(len(labels))
+            yield model(images[mine]), labels[mine]
 
     def carried(self) -> dict[str, Tensor]:
         """Nothing."""

@@ -10,6 +10,7 @@ import torch
 from afterdrop import data as datasets
 from afterdrop.data import ImageSet, TextSet
 from afterdrop.errors import DataError
+from afterdrop.ranks import ALONE, Ranks
 from afterdrop.train.checks import TrainError
 from afterdrop.train.config import TrainConfig
 from afterdrop.train.image_task import ImageTask
@@ -23,16 +24,18 @@ def load_set(config: TrainConfig, data: str | Path | None = None) -> TextSet | I
     return datasets.load(section.name, data, level=section.level, min_count=section.min_count)
 
 
-def build_task(config: TrainConfig, data: TextSet | ImageSet, device: torch.device) -> Task:
+def build_task(
+    config: TrainConfig, data: TextSet | ImageSet, device: torch.device, ranks: Ranks = ALONE
+) -> Task:
     """The task of a configuration on its data.
 
     Raises:
         DataError: If the model does not go with the data.
     """
     if config.model.kind == "language_model" and isinstance(data, TextSet):
-        return TextTask(config, data, device)
+        return TextTask(config, data, device, ranks)
     if config.model.kind == "classifier" and isinstance(data, ImageSet):
-        return ImageTask(config, data, device)
+        return ImageTask(config, data, device, ranks)
     raise DataError(
         f"model.kind is {config.model.kind!r} and {data.name} is a set of "
         f"{'images' if isinstance(data, ImageSet) else 'text'}; "

@@ -11,15 +11,18 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from afterdrop.errors import FileError
+from afterdrop.errors import FileError, RankError
 from afterdrop.train.checkpoint import Checkpoint, read_facts, write_checkpoint
 from afterdrop.train.checks import TrainError
 from afterdrop.train.folder import RunFolder
 from afterdrop.train.interrupt import StopRequest, stop_request
 from afterdrop.train.progress import Progress
+from afterdrop.train.replicas import check_equal
 from afterdrop.train.track import Tracker
 from afterdrop.train.trainer import Trainer
 
+# Why a run stops early; of what several ranks say, the last in this order counts.
+REASONS = (None, "max_minutes", "SIGINT", "SIGTERM")
 _LOOK_EVERY = 10  # steps between two looks at the loss, which on a GPU wait for it
 _WRITE_SHARE = 0.1  # of the time may go into checkpoints
 _WRITE_QUICK = 0.5  # seconds; quicker writes are never put off
@@ -56,20 +59,24 @@ class Loop:
         Raises:
             FileError: If the disk is full or cannot be written; the last good checkpoint stays.
             TrainError: If the loss is not finite; the last good checkpoint stays.
+            RankError: If another rank is gone; the last good checkpoint stays.
         """
         with stop_request() as request:
             try:
                 return self._run(request)
             except FileError as error:
-                raise FileError(f"{error}. {self._how_to_go_on()}") from error
+                raise FileError(f"{error}. {self._how_to_go_on('make room and ')}") from error
             except TrainError as error:
                 raise TrainError(f"{error}. {self._what_is_left()}") from error
+            except RankError as error:
+                raise RankError(f"{error}. {self._how_to_go_on()}") from error
 
     def _run(self, request: StopRequest) -> str | None:
         self._renew_best()
         while self.trainer.schedule.stopped is None:
             late = self.deadline is not None and time.monotonic() >= self.deadline
-            if reason := request.signal or ("max_minutes" if late else None):
+            own = REASONS.index(request.signal or ("max_minutes" if late else None))
+            if reason := REASONS[self.trainer.ranks.most(own)]:
                 self._save()
                 return reason
             if self.trainer.turn_over:
@@ -94,9 +101,11 @@ class Loop:
         if found is None:
             return
         line = self.trainer.finish_turn(found)
+        check_equal(self.trainer.parameters, self.trainer.step, self.trainer.ranks)
         self._count_time()
         timed = {"seconds": self.trainer.seconds, "targets_per_second": speed}
-        self.folder.append_metrics(line | timed)
+        if self.trainer.ranks.first:
+            self.folder.append_metrics(line | timed)
         if self.trainer.schedule.is_best:
             self._best = self.trainer.best_checkpoint(line)
         if self._write_due():
@@ -113,17 +122,21 @@ class Loop:
         self._write()
 
     def _write_due(self) -> bool:
-        """Whether to write now; a run that is over always is."""
-        if self._write_seconds <= _WRITE_QUICK or self.trainer.schedule.stopped is not None:
+        """Whether to write now, as the first rank says; a run that is over always is."""
+        if self.trainer.schedule.stopped is not None:
             return True
-        return (time.monotonic() - self._written) * _WRITE_SHARE >= self._write_seconds
+        due = self._write_seconds <= _WRITE_QUICK
+        due |= (time.monotonic() - self._written) * _WRITE_SHARE >= self._write_seconds
+        return bool(self.trainer.ranks.most(due and self.trainer.ranks.first))
 
     def _write(self) -> None:
         start = time.monotonic()
-        write_checkpoint(self.folder.last, self.trainer.capture())
-        if self._best is not None:
-            write_checkpoint(self.folder.best, self._best)
-            self._best = None
+        captured = self.trainer.capture()  # all ranks have a part in it
+        if self.trainer.ranks.first:
+            write_checkpoint(self.folder.last, captured)
+            if self._best is not None:
+                write_checkpoint(self.folder.best, self._best)
+        self._best = None
         self._written = time.monotonic()
         self._write_seconds = self._written - start
 
@@ -131,6 +144,8 @@ class Loop:
         """Writes `best` again where a run died after `last` and before it."""
         schedule = self.trainer.schedule
         if schedule.turn < 0 or not schedule.is_best or self.trainer.turn_steps > 0:
+            return
+        if not self.trainer.ranks.first:
             return
         if not self.folder.best.exists() or read_facts(self.folder.best)["turn"] != schedule.turn:
             line = self.folder.read_metrics()[-1]
@@ -147,14 +162,16 @@ class Loop:
         self._lap, self._lap_steps = now, 0
 
     def _what_is_left(self) -> str:
+        if not self.trainer.ranks.first:  # the folder may be on another host
+            return f"Finished turns are in {self.folder.path}."
         if not self.folder.last.exists():
             return "There is no checkpoint yet."
         facts = read_facts(self.folder.last)
         return f"The last good checkpoint is {self.folder.last} (step {facts['step']})."
 
-    def _how_to_go_on(self) -> str:
+    def _how_to_go_on(self, first: str = "") -> str:
         return (
-            f"{self._what_is_left()} To go on, make room and give the same command again: "
+            f"{self._what_is_left()} To go on, {first}give the same command again: "
             "it resumes from there."
         )
 

@@ -26,7 +26,14 @@ from afterdrop.errors import DataError
 from afterdrop.family.power_mean import log_power_mean
 
 
-def data_loss(logits: Tensor, targets: Tensor, *, samples: int = 1, alpha: float = 1.0) -> Tensor:
+def data_loss(
+    logits: Tensor,
+    targets: Tensor,
+    *,
+    samples: int = 1,
+    alpha: float = 1.0,
+    whole_batch: int | None = None,
+) -> Tensor:
     """The data term: summed over time, averaged over the batch.
 
     Args:
@@ -34,6 +41,8 @@ def data_loss(logits: Tensor, targets: Tensor, *, samples: int = 1, alpha: float
         targets: [B, time] or [B].
         samples: S.
         alpha: Power of the mean over samples; the mean is renormalised.
+        whole_batch: Rows of the whole batch, where these are one rank's: the losses of all ranks
+            then sum to that of the batch. None is B.
 
     Returns:
         A scalar, in nats.
@@ -51,7 +60,8 @@ def data_loss(logits: Tensor, targets: Tensor, *, samples: int = 1, alpha: float
     if samples > 1:
         log_probs = logits.unflatten(0, (samples, batch)).log_softmax(-1)
         logits = log_power_mean(log_probs, alpha)  # cross_entropy renormalises
-    return F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum") / batch
+    total = F.cross_entropy(logits.flatten(0, -2), targets.flatten(), reduction="sum")
+    return total / (batch if whole_batch is None else whole_batch)
 
 
 def prior_loss(parameters: Sequence[Tensor], l2_penalty: float) -> float:

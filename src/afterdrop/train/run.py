@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import math
 import time
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from afterdrop.train.checkpoint import read_checkpoint, read_facts
-from afterdrop.train.checks import check_number, check_one_of
-from afterdrop.train.config import TrainConfig
+from afterdrop.ranks import Ranks, Splitting, current
+from afterdrop.train.checkpoint import Checkpoint, read_checkpoint, read_facts
+from afterdrop.train.checks import TrainError, check_number, check_one_of
+from afterdrop.train.config import TrainConfig, differences
 from afterdrop.train.folder import RESUMES, Resume, RunFolder, locked
 from afterdrop.train.inputs import build_task, load_set, require_same
 from afterdrop.train.loop import Loop
 from afterdrop.train.objective import prior_scale
 from afterdrop.train.progress import Progress, present
+from afterdrop.train.replicas import check_batch
 from afterdrop.train.track import Tracker
 from afterdrop.train.trainer import Trainer
 
@@ -56,6 +59,7 @@ def run(
     progress: bool = True,
     resume: Resume = "auto",
     track: bool = False,
+    ranks: Splitting | None = None,
 ) -> TrainResult:
     """Trains a model, or goes on training it.
 
@@ -72,9 +76,14 @@ def run(
         progress: Whether to show a bar.
         resume: `"auto"`, `"require"` (a run must be there) or `"refuse"` (none may be).
         track: Whether to write TensorBoard files.
+        ranks: `"split"` trains data-parallel in the caller's process group: every rank makes this
+            call and has a share of each batch, rank 0 alone touches `out` and shows the bar. The
+            losses are those of one process, but for rounding.
 
     Raises:
         TrainError: If `out` holds something else, or training diverged.
+        ConfigError: If the ranks cannot share the batch evenly.
+        RankError: If there is no process group, or a rank is gone; the last good checkpoint stays.
         DataError: If the data cannot be had or does not go with the model.
         FileError: If the disk is full; the last good checkpoint stays.
         ExtraError: If `track` needs tensorboard.
@@ -92,29 +101,58 @@ def run(
     if max_minutes is not None:
         check_number("max_minutes", max_minutes, above=0)
     deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
-    with locked(Path(out)) as folder:
-        there = folder.check(config, resume)
-        if there and folder.last.exists():
-            stopped = read_facts(folder.last)["schedule"]["stopped"]
-            if stopped is not None and folder.best.exists():
-                return _result(folder, None)
+    group = current(ranks)
+    check_batch(config.objective.batch_size, group)
+    with ExitStack() as held:
+        folder, there = _enter(held, config, Path(out), resume, group)
+        if there and group.told(lambda: _finished(folder)):
+            return _result(folder, None, group)
         where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        task = build_task(config, load_set(config, data), where)
+        task = build_task(config, load_set(config, data), where, group)
         with torch.random.fork_rng([where] if where.type == "cuda" else []):
             torch.manual_seed(config.seed)
-            trainer = Trainer(config, task, task.build_model().to(where))
+            trainer = Trainer(config, task, task.build_model().to(where), group)
             _open(folder, trainer, data, there)
-            return _train(trainer, folder, deadline, progress, track)
+            return _train(trainer, folder, deadline, progress and group.first, track)
+
+
+def _enter(
+    held: ExitStack, config: TrainConfig, path: Path, resume: Resume, ranks: Ranks
+) -> tuple[RunFolder, bool]:
+    """The folder, locked by rank 0, and whether it holds this very run."""
+
+    def enter() -> dict[str, Any]:
+        folder = held.enter_context(locked(path))
+        return {"there": folder.check(config, resume), "config": config.to_dict()}
+
+    found = ranks.told(enter)
+    if differing := differences(TrainConfig.from_dict(found["config"]), config):
+        raise TrainError(
+            f"rank {ranks.rank} was given another configuration than rank 0 (there → here): "
+            f"{'; '.join(differing)}. Give all ranks the same."
+        )
+    return RunFolder(path), found["there"]
+
+
+def _finished(folder: RunFolder) -> bool:
+    if not folder.last.exists():
+        return False
+    return read_facts(folder.last)["schedule"]["stopped"] is not None and folder.best.exists()
 
 
 def _open(folder: RunFolder, trainer: Trainer, data: str | Path | None, there: bool) -> None:
     """Writes what a new run starts with, or brings an old one back."""
-    task, config = trainer.task, trainer.config
+    task, config, ranks = trainer.task, trainer.config, trainer.ranks
+    identity = task.identity()
+    require_same(
+        ranks.told(lambda: folder.read_config()[1]["data"] if there else identity), identity
+    )
     if there:
-        require_same(folder.read_config()[1]["data"], task.identity())
-        if folder.last.exists():
-            trainer.restore(read_checkpoint(folder.last))
-        folder.trim_metrics(trainer.schedule.turn)
+        saved = _last(folder, ranks)
+        if saved is not None:
+            trainer.restore(saved)
+        if ranks.first:
+            folder.trim_metrics(trainer.schedule.turn)
         return
     scale = prior_scale(config.objective.l2_penalty, task.train_targets, task.window)
     model: Any = trainer.model
@@ -123,17 +161,35 @@ def _open(folder: RunFolder, trainer: Trainer, data: str | Path | None, there: b
         "parameters": sum(p.numel() for p in trainer.parameters),
         "prior_scale": scale if math.isfinite(scale) else None,
         "unit": task.unit,
-        "data": task.identity(),
+        "data": identity,
         "data_folder": None if data is None else str(Path(data).resolve()),
     }
-    folder.write_config(config, facts)
+    if ranks.first:
+        folder.write_config(config, facts)
+
+
+def _last(folder: RunFolder, ranks: Ranks) -> Checkpoint | None:
+    """The checkpoint to resume from, which rank 0 reads for all."""
+    read: list[Checkpoint] = []
+
+    def facts() -> dict[str, Any] | None:
+        if not folder.last.exists():
+            return None
+        read.append(read_checkpoint(folder.last))
+        return dict(read[0].facts)
+
+    found = ranks.told(facts)
+    if found is None:
+        return None
+    return Checkpoint(ranks.first_tensors(read[0].tensors if read else {}), found)
 
 
 def _train(
     trainer: Trainer, folder: RunFolder, deadline: float | None, progress: bool, track: bool
 ) -> TrainResult:
     schedule = trainer.config.schedule
-    tracker = Tracker(folder.path / "tensorboard", trainer.step) if track else None
+    spoken = track and trainer.ranks.first
+    tracker = Tracker(folder.path / "tensorboard", trainer.step) if spoken else None
     total = schedule.turns * schedule.steps_per_turn
     bar = Progress(total, trainer.step, trainer.task.unit, shown=progress)
     message = ""
@@ -141,7 +197,7 @@ def _train(
         bar.note(f"Training without kernels, which is slower: {trainer.plain}.")
     try:
         reason = Loop(trainer, folder, bar, tracker, deadline).run()
-        result = _result(folder, reason)
+        result = _result(folder, reason, trainer.ranks)
         message = result.message
         return result
     finally:
@@ -150,8 +206,12 @@ def _train(
             tracker.close()
 
 
-def _result(folder: RunFolder, reason: str | None) -> TrainResult:
-    """What the folder says, with the reason why a run is not finished."""
+def _result(folder: RunFolder, reason: str | None, ranks: Ranks) -> TrainResult:
+    """What the folder says, with the reason why a run is not finished; told by rank 0."""
+    return TrainResult(folder.path, **ranks.told(lambda: _ending(folder, reason)))
+
+
+def _ending(folder: RunFolder, reason: str | None) -> dict[str, Any]:
     last = read_facts(folder.last)
     best = read_facts(folder.best) if folder.best.exists() else {}
     stopped = reason or last["schedule"]["stopped"]
@@ -163,12 +223,11 @@ def _result(folder: RunFolder, reason: str | None) -> TrainResult:
         words.append(
             f"To go on from step {last['step']}, give the same command (out={folder.path})."
         )
-    return TrainResult(
-        folder.path,
-        reason is None,
-        stopped,
-        " ".join(words),
-        last["step"],
-        last["schedule"]["turn"],
-        best,
-    )
+    return {
+        "finished": reason is None,
+        "reason": stopped,
+        "message": " ".join(words),
+        "step": last["step"],
+        "turn": last["schedule"]["turn"],
+        "best": best,
+    }

@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 from afterdrop.data import IGNORE, EvalStripes, TextSet, TrainStripes
 from afterdrop.models import LanguageModel
+from afterdrop.ranks import ALONE, Ranks
 from afterdrop.train.checks import TrainError
 from afterdrop.train.config import TrainConfig
 from afterdrop.train.objective import data_loss
+from afterdrop.train.whole_masks import RankRows, whole_masks
 
 State = tuple[tuple[Tensor, Tensor], ...]
 
@@ -27,9 +29,12 @@ class TextTask:
         config: The run's configuration.
         text: Its text.
         device: Where the model and the tokens are.
+        ranks: Who shares the stripes.
     """
 
-    def __init__(self, config: TrainConfig, text: TextSet, device: torch.device) -> None:
+    def __init__(
+        self, config: TrainConfig, text: TextSet, device: torch.device, ranks: Ranks = ALONE
+    ) -> None:
         assert config.objective.window is not None  # TrainConfig has checked
         self.config, self.text, self.device = config, text, device
         self.window = config.objective.window
@@ -37,7 +42,10 @@ class TextTask:
         self.train_targets = len(text.train)
         self.step_targets = config.objective.batch_size * self.window
         self.stripes = self.train_stripes(device)
-        self.state: State | None = None
+        batch = config.objective.batch_size
+        self.ranks = ranks
+        self.rows = RankRows(ranks.share(batch), batch, config.objective.samples)
+        self.state: State | None = None  # of this rank's rows
 
     def train_stripes(self, device: torch.device) -> TrainStripes:
         """The training windows, made on a device."""
@@ -58,19 +66,22 @@ class TextTask:
     def loss(self, model: nn.Module, step: int) -> Tensor:
         """Summed over time, averaged over the batch; carries the state on."""
         samples, alpha = self.config.objective.samples, self.config.objective.alpha
-        inputs_Bt, targets_Bt = self.stripes.window(step)
+        inputs_Bt, targets_Bt = (part[self.rows.mine] for part in self.stripes.window(step))
         if samples > 1:
             inputs_Bt = inputs_Bt.repeat(samples, 1)
-        logits, state = model(inputs_Bt, self._before_window())
+        before = self._before_window()
+        with whole_masks(model, self.rows):
+            logits, state = model(inputs_Bt, before)
         self.state = tuple((h.detach(), c.detach()) for h, c in state)
-        return data_loss(logits, targets_Bt, samples=samples, alpha=alpha)
+        batch = self.rows.batch
+        return data_loss(logits, targets_Bt, samples=samples, alpha=alpha, whole_batch=batch)
 
     def _before_window(self) -> State | None:
         """The carried state, some stripes' zeroed, without rescaling the others."""
         reset = self.config.objective.state_reset
         if self.state is None or reset == 0:
             return self.state
-        kept_B = torch.rand(self.config.objective.batch_size, device=self.device) >= reset
+        kept_B = torch.rand(self.rows.batch, device=self.device)[self.rows.mine] >= reset
         kept = kept_B.to(self.state[0][0].dtype).repeat(self.config.objective.samples).unsqueeze(1)
         return tuple((h * kept, c * kept) for h, c in self.state)
 
@@ -84,19 +95,20 @@ class TextTask:
             section.window or self.window,
             lines=self.text.has_lines,
         )
-        state, seen = None, 0
+        state, seen, mine = None, 0, self.ranks.share(section.rows)
         for inputs_Bt, targets_Bt in windows:
-            logits, state = model(inputs_Bt, state)
-            real_Bt = targets_Bt != IGNORE
-            seen += int(real_Bt.sum())
-            yield logits[real_Bt], targets_Bt[real_Bt]
+            seen += int((targets_Bt != IGNORE).sum())
+            if mine.start < mine.stop:
+                logits, state = model(inputs_Bt[mine], state)
+                real_Bt = targets_Bt[mine] != IGNORE
+                yield logits[real_Bt], targets_Bt[mine][real_Bt]
             if section.max_targets is not None and seen >= section.max_targets:
                 return
 
     def carried(self) -> dict[str, Tensor]:
-        """The state of each layer."""
+        """The state of each layer, of all ranks' rows."""
         return {
-            f"{layer}.{name}": part
+            f"{layer}.{name}": self.rows.all_of(self.ranks.gather_rows(part))
             for layer, pair in enumerate(self.state or ())
             for name, part in zip("hc", pair)
         }
@@ -105,7 +117,10 @@ class TextTask:
         """Goes on from a carried state."""
         layers = len(tensors) // 2
         self.state = (
-            tuple((tensors[f"{layer}.h"], tensors[f"{layer}.c"]) for layer in range(layers))
+            tuple(
+                (self.rows.of(tensors[f"{layer}.h"]), self.rows.of(tensors[f"{layer}.c"]))
+                for layer in range(layers)
+            )
             if layers
             else None
         )

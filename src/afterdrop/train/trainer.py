@@ -12,12 +12,14 @@ from torch import Tensor, nn
 
 from afterdrop import kernels
 from afterdrop.models import LanguageModel
+from afterdrop.ranks import ALONE, Ranks
 from afterdrop.train.averaging import WeightAverage
 from afterdrop.train.checkpoint import Checkpoint, grouped
 from afterdrop.train.checks import TrainError
 from afterdrop.train.config import TrainConfig
 from afterdrop.train.objective import add_prior_gradient, prior_loss
 from afterdrop.train.optimiser import AdamTF, build_optimiser
+from afterdrop.train.replicas import sum_gradients
 from afterdrop.train.schedule import ScheduleState, advance, learning_rate
 from afterdrop.train.task import Task
 from afterdrop.train.text_task import TextTask
@@ -36,13 +38,16 @@ class Trainer:
         config: The run's configuration.
         task: What it reads and minimises.
         model: The model, on the device.
+        ranks: Who trains it together: each has its own copy and a share of every batch.
 
     Attributes:
         plain: Why a GPU trains this run without kernels; None where it has them, or on a CPU.
     """
 
-    def __init__(self, config: TrainConfig, task: Task, model: nn.Module) -> None:
-        self.config, self.task, self.model = config, task, model
+    def __init__(
+        self, config: TrainConfig, task: Task, model: nn.Module, ranks: Ranks = ALONE
+    ) -> None:
+        self.config, self.task, self.model, self.ranks = config, task, model, ranks
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.device = self.parameters[0].device
         self.optimiser = build_optimiser(self.parameters, config.optimiser)
@@ -81,16 +86,19 @@ class Trainer:
         self.optimiser.zero_grad(set_to_none=True)
         loss = self.task.loss(self.model, self.step)
         loss.backward()
+        loss = sum_gradients(self.parameters, loss.detach(), self.ranks)
         add_prior_gradient(self.parameters, self.config.objective.l2_penalty)
         if self.config.optimiser.max_norm is not None:
             nn.utils.clip_grad_norm_(self.parameters, self.config.optimiser.max_norm)
         self.optimiser.step()
-        return loss.detach()
+        return loss
 
     def _why_not_fused(self) -> str | None:
         """Why this run cannot be trained by the kernels; None if it can."""
         if reason := kernels.why_not(self.device):
             return reason
+        if self.ranks.count > 1:  # their masks would not be those of one process
+            return f"{self.ranks.count} ranks train it"
         from afterdrop.train.fused_text import why_not
 
         return why_not(self.config, self.task, self.model, self.optimiser, self.device)
@@ -129,8 +137,8 @@ class Trainer:
                 if fused is None
                 else fused.validation_batches()
             )
-            found = validate(_until(stop, batches))
-        if stop():
+            found = validate(_until(stop, batches), self.ranks)
+        if self.ranks.most(stop()):
             return None
         self._require_finite("validation XE", found.xe)
         return found

@@ -17,6 +17,7 @@ from torch import Tensor
 from afterdrop.errors import DataError
 from afterdrop.family.temperature import Nodes, fit_temperature
 from afterdrop.kernels import partitions
+from afterdrop.ranks import ALONE, Ranks
 
 NODES = Nodes(0.5, 2.0, count=9, reach=1.0)
 
@@ -38,11 +39,12 @@ class Validation:
     targets: int
 
 
-def validate(batches: Iterable[tuple[Tensor, Tensor]]) -> Validation:
+def validate(batches: Iterable[tuple[Tensor, Tensor]], ranks: Ranks = ALONE) -> Validation:
     """Cross entropies of predictions.
 
     Args:
         batches: Logits [N, V] and targets [N].
+        ranks: Who has the other targets.
 
     Raises:
         DataError: If there are no targets.
@@ -62,6 +64,8 @@ def validate(batches: Iterable[tuple[Tensor, Tensor]]) -> Validation:
         chosen = logits.float().gather(-1, targets.unsqueeze(-1)).squeeze(-1)
         at_target += float((chosen - peak).double().sum())
         count += len(targets)
+    totals = ranks.add(torch.cat([sums_J, sums_J.new_tensor([at_target, count])]))
+    sums_J, at_target, count = totals[:-2], float(totals[-2]), int(totals[-1])
     if count == 0:
         raise DataError("the validation split has no targets; give it at least one line")
     values, target = sums_J / count, torch.tensor([at_target / count], dtype=torch.float64)
