@@ -38,7 +38,11 @@ class ExtraError(AfterdropError, ImportError):
 
 
 class RankError(AfterdropError, RuntimeError):
-    """Processes that share the work and do not go together, or one of them that is gone."""
+    """Processes that are to share the work and cannot."""
+
+
+class RankLost(RankError):
+    """Another rank that is gone, so that the work cannot go on here; what is finished is kept."""
 
 
 class StoppedElsewhere(RankError):

@@ -14,14 +14,16 @@ import contextlib
 import dataclasses
 import json
 import os
+import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FrameType
 from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from afterdrop.errors import AfterdropError, RankError, StoppedElsewhere
+from afterdrop.errors import AfterdropError, RankError, RankLost, StoppedElsewhere
 
 Splitting = Literal["split"]
 _Value = TypeVar("_Value")
@@ -151,7 +153,7 @@ class Ranks:
         try:
             call()
         except RuntimeError as error:
-            raise RankError(
+            raise RankLost(
                 f"rank {self.rank} of {self.count} lost the others: one of them has ended, or its "
                 f"host cannot be reached ({str(error).splitlines()[0]})"
             ) from error
@@ -230,9 +232,28 @@ def process_group(device: str) -> Iterator[Splitting | None]:
             f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}: {error}; check that "
             "every host can reach it"
         ) from error
-    yield "split"
+    with _termination():
+        yield "split"
     # Not after an error: a group that lost a rank would wait for it.
     dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def _termination() -> Iterator[None]:
+    """SIGTERM, by which torchrun ends all ranks when one is gone, as an error: work is kept."""
+
+    def lost(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, before)
+        raise RankLost(
+            f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} was told to end (SIGTERM): "
+            "another rank has ended, or the job was stopped"
+        )
+
+    before = signal.signal(signal.SIGTERM, lost)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def rank_device(device: str | None) -> str:

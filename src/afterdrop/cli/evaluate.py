@@ -1,5 +1,6 @@
 """afterdrop evaluate: scores of every member of the family."""
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -8,6 +9,7 @@ from tyro.conf import Positional
 
 from afterdrop.cli.resolve import resolve_batches, resolve_model
 from afterdrop.cli.run import evaluate_run, is_run, parts_path, scores_path
+from afterdrop.cli.sharing import shared_evaluation
 from afterdrop.errors import DataError, FileError
 from afterdrop.evaluate.evaluate import Settings, run_evaluation
 from afterdrop.evaluate.passes import Reader
@@ -55,6 +57,7 @@ def evaluate(
     Examples:
       afterdrop evaluate runs/ptb
       afterdrop evaluate mymodel:load_model mymodel:valid_batches --out runs/mine
+      torchrun --nproc-per-node 4 -m afterdrop evaluate runs/ptb --device cuda
 
     Args:
         model: A run folder; or the import path of a module or of a function that returns it.
@@ -109,15 +112,19 @@ def evaluate(
         resume=parts_path(run, split),
         progress=not quiet,
     )
-    if trained:
-        stream = {"stripes": stripes, "carry": carry, "lifetime": lifetime}
-        if window is not None:
-            stream["time"] = window
-        loaded = load_model(model, which, device=device)
-        scores = evaluate_run(loaded, split, settings, stream, data_folder)
-    else:
-        assert data is not None
-        scores = run_evaluation(resolve_model(model), resolve_batches(data, split), settings)
+    stream = {"stripes": stripes, "carry": carry, "lifetime": lifetime}
+    if window is not None:
+        stream["time"] = window
+    with shared_evaluation(device, parts_path(run, split)) as (where, ranks):
+        settings = dataclasses.replace(settings, ranks=ranks)
+        if trained:
+            loaded = load_model(model, which, device=where)
+            scores = evaluate_run(loaded, split, settings, stream, data_folder)
+        else:
+            assert data is not None
+            scores = run_evaluation(resolve_model(model), resolve_batches(data, split), settings)
+    if not ranks.first:
+        return
     scores.save(path)
     if not quiet:
         print(family_table(scores, tuned=False))

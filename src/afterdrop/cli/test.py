@@ -1,10 +1,12 @@
 """afterdrop test: the chosen member on test data, once."""
 
+import dataclasses
 from pathlib import Path
 
 from tyro.conf import Positional
 
 from afterdrop.cli.run import evaluate_run, load_choice, parts_path, scores_path
+from afterdrop.cli.sharing import shared_evaluation
 from afterdrop.errors import FileError
 from afterdrop.evaluate.evaluate import Settings
 from afterdrop.family.member import DET, Grid
@@ -48,8 +50,12 @@ def test(
         resume=parts_path(run, split),
         progress=not quiet,
     )
-    loaded = load_model(run, device=device)
-    scores = evaluate_run(loaded, split, settings, notes["stream"], data_folder)
+    with shared_evaluation(device, parts_path(run, split)) as (where, ranks):
+        settings = dataclasses.replace(settings, ranks=ranks)
+        loaded = load_model(run, device=where)
+        scores = evaluate_run(loaded, split, settings, notes["stream"], data_folder)
+    if not ranks.first:
+        return
     scores.save(path)
     tempered = DET.at_temperature(notes["deterministic_temperature"])
     members = list(dict.fromkeys([DET, tempered, member]))

@@ -20,6 +20,7 @@ from afterdrop.evaluate.accumulate import log_softmax
 from afterdrop.evaluate.parts import Parts
 from afterdrop.evaluate.passes import Batch, Reader, call, fresh, memory_budget
 from afterdrop.evaluate.protocol import Protocol, fingerprint
+from afterdrop.evaluate.ranks import agree
 from afterdrop.evaluate.scores import Scores
 from afterdrop.evaluate.worker import Worker
 from afterdrop.family.member import Grid
@@ -27,6 +28,7 @@ from afterdrop.family.temperature import Nodes, bracket
 from afterdrop.masks.rows import take_rows
 from afterdrop.masks.sites import Sites, find_sites
 from afterdrop.masks.uniforms import Plan, Scheme
+from afterdrop.ranks import ALONE, Ranks, Splitting, current
 
 _DRY_EXAMPLES = 4
 
@@ -50,6 +52,7 @@ def evaluate(
     memory: int | None = None,
     resume: str | Path | None = None,
     progress: bool = False,
+    ranks: Splitting | None = None,
 ) -> Scores:
     """Evaluates every member of the extended dropout family on data.
 
@@ -78,12 +81,15 @@ def evaluate(
         resume: A folder for finished parts: an interrupted evaluation goes on from there and ends
             with the same bytes. Removed when done.
         progress: Whether to show a progress bar.
+        ranks: "split" shares the batches over the ranks of the caller's process group: every rank
+            makes this call with the same model and all batches, and gets the same Scores.
 
     Returns:
         Scores of every member.
 
     Raises:
         DataError, SiteError, MemberError: For input that cannot be evaluated; says what to do.
+        RankError: If there is no process group to share the work in, or a rank is gone.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3))
@@ -103,6 +109,7 @@ def evaluate(
         memory,
         resume,
         progress,
+        ranks=current(ranks),
     )
     return run_evaluation(model, batches, settings)
 
@@ -123,6 +130,7 @@ class Settings:
     resume: str | Path | None = None
     progress: bool = False
     stream: tuple[tuple[str, Any], ...] = ()
+    ranks: Ranks = ALONE
 
     def __post_init__(self) -> None:
         if not isinstance(self.grid, Grid):
@@ -147,23 +155,23 @@ def run_evaluation(
     first = reader.batch(head, 0, settings.first_example, device)
     with torch.no_grad(), eval_mode(model):
         sites = _dry_run(model, first, settings)
-        protocol = _protocol(model, first, settings, sites)
+        protocol = agree(_protocol(model, first, settings, sites), settings.ranks)
         worker = worker_class(
             model, reader, protocol, sites, memory_budget(settings.memory, device)
         )
-        parts = Parts(settings.resume, protocol, worker, settings.first_example)
+        parts = Parts(settings.resume, protocol, worker, settings.first_example, settings.ranks)
         bar = tqdm(
             total=total,
             desc=f"evaluate {settings.split}",
             unit="batch",
-            disable=not settings.progress,
+            disable=not (settings.progress and settings.ranks.first),
         )
         with bar, parts:
             position = settings.first_example
             for number, item in enumerate(stream):
                 batch = reader.batch(item, number, position, device)
                 position += batch.size
-                if not parts.done(number, batch):
+                if parts.due(number, batch):
                     parts.add(batch, worker.batch(batch, number))
                 bar.update()
         tensors = parts.finish()

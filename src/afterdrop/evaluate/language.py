@@ -17,6 +17,7 @@ Legend: B stripes, L multipliers, S samples, N targets, H features, V token type
 
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
@@ -35,12 +36,16 @@ from afterdrop.evaluate.accumulate import (
 )
 from afterdrop.evaluate.evaluate import Settings, eval_mode, run_evaluation
 from afterdrop.evaluate.passes import Batch, Reader
+from afterdrop.evaluate.protocol import Protocol, fingerprint
+from afterdrop.evaluate.ranks import split_multipliers
 from afterdrop.evaluate.scores import Scores
 from afterdrop.evaluate.worker import Worker
+from afterdrop.family.member import Grid
 from afterdrop.family.temperature import COARSE, Nodes
 from afterdrop.masks.rows import Rows, take_rows
 from afterdrop.masks.sites import Sites
 from afterdrop.models import LanguageModel
+from afterdrop.ranks import ALONE
 
 if TYPE_CHECKING:
     from afterdrop.models.fused import DeterministicPass
@@ -125,7 +130,19 @@ def evaluate_text(
     def worker(*args: Any) -> LanguageWorker:
         return kind(*args, stream=stream)
 
-    return run_evaluation(model, windows, settings, worker)
+    if stream.carry == "deterministic" or settings.ranks.count == 1:
+        return run_evaluation(model, windows, settings, worker)
+
+    def fits(kept: Protocol) -> bool:
+        mine = (settings.plan, settings.split, settings.stream, fingerprint(model))
+        return mine == (kept.plan, kept.split, kept.stream, kept.fingerprint)
+
+    def some(grid: Grid, resume: Path | None) -> Scores:
+        own = dataclasses.replace(settings, grid=grid, resume=resume, ranks=ALONE)
+        own = dataclasses.replace(own, progress=settings.progress and settings.ranks.first)
+        return run_evaluation(model, windows, own, worker)
+
+    return split_multipliers(settings.grid, settings.ranks, settings.resume, fits, some)
 
 
 def _fused(

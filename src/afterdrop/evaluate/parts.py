@@ -1,23 +1,27 @@
 """Finished parts of an evaluation, kept on disk so that an interrupted one goes on.
 
-A part holds the results of a few batches in order. Parts are written every half minute and on
-interruption; joined in order they are what an uninterrupted evaluation would have held.
+A part holds the results of a few batches. Parts are written every half minute and on interruption;
+put in the order of the examples they are what an uninterrupted evaluation would have held. Where
+ranks share the work each writes its own parts, rank 0 takes up those of all, and the batches that
+are left are dealt out anew: an evaluation goes on with any number of ranks.
 """
 
 import contextlib
+import hashlib
 import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from afterdrop.errors import FileError
 from afterdrop.evaluate.passes import Batch
 from afterdrop.evaluate.protocol import Protocol, digest
+from afterdrop.evaluate.ranks import check_same_data, gather_results, in_order
 from afterdrop.evaluate.scores_file import read_tensors, write_tensors
-from afterdrop.evaluate.worker import Worker
+from afterdrop.evaluate.worker import Worker, concatenate
 from afterdrop.masks.rows import tensors as all_tensors
+from afterdrop.ranks import ALONE, Ranks
 
 _SECONDS = 30.0
 _CARRIED = "carried_"
@@ -31,53 +35,70 @@ class Parts:
         protocol: Of this evaluation; parts of another one are refused.
         worker: Whose carried state, if it has one, is kept with the parts.
         first_example: Number of the first example.
+        ranks: Who shares the batches.
     """
 
     def __init__(
-        self, folder: str | Path | None, protocol: Protocol, worker: Worker, first_example: int
+        self,
+        folder: str | Path | None,
+        protocol: Protocol,
+        worker: Worker,
+        first_example: int,
+        ranks: Ranks = ALONE,
     ) -> None:
         self.folder = None if folder is None else Path(folder)
         self.protocol, self.worker, self.first_example = protocol, worker, first_example
+        self.ranks = ranks
         self._results: list[dict[str, Tensor]] = []
-        self._digests: list[str] = []
-        self._unsaved = self._seen = 0
+        self._fresh: list[int] = []  # numbers of the batches whose results are not on disk
+        self._seen = self._left = 0
+        self._data = hashlib.blake2b(digest_size=12)
         self._saved = 0.0
-        if self.folder is not None and self.folder.exists():
-            self._load(self.folder)
+        # Of finished batches, by number.
+        self._digests = dict(ranks.told(self._load))
 
-    def done(self, number: int, batch: Batch) -> bool:
-        """Whether a batch is finished already; refuses if its data are not those of then."""
+    def due(self, number: int, batch: Batch) -> bool:
+        """Whether a batch is this rank's to evaluate; refuses a finished one whose data changed."""
         self._seen = number + 1
-        if number >= len(self._digests):
-            return False
+        if self.ranks.count > 1:
+            self._data.update(digest([("targets", batch.targets)]).encode())
+        if number not in self._digests:
+            self._left += 1
+            return (self._left - 1) % self.ranks.count == self.ranks.rank
         if self._digests[number] != _digest(batch):
             raise FileError(
                 f"batch {number} is not the one that was evaluated before the interruption in "
                 f"{self.folder}; give the same data in the same order, or remove that folder"
             )
-        return True
+        return False
 
     def add(self, batch: Batch, results: dict[str, Tensor]) -> None:
-        """Adds the results of the next batch."""
+        """Adds the results of the batch that was due."""
+        number = self._seen - 1
         self._results.append(results)
-        self._digests.append(_digest(batch) if self.folder is not None else "")
-        self._unsaved += 1
+        self._digests[number] = _digest(batch) if self.folder is not None else ""
+        self._fresh.append(number)
         if time.monotonic() - self._saved > _SECONDS:
             self._save()
 
     def finish(self) -> dict[str, Tensor]:
         """All results joined; the parts on disk are not needed any more."""
-        if self._seen < len(self._digests):
+        if max(self._digests, default=-1) >= self._seen:
             raise FileError(
                 f"{self.folder} holds {len(self._digests)} finished batches, the data now have "
                 f"{self._seen}; give the same data, or remove that folder"
             )
-        joined = {
-            name: torch.cat([part[name] for part in self._results], -1) for name in self._results[0]
-        }
+        joined = concatenate(self._results, -1) if self._results else {}
+        if self.ranks.count == 1:
+            joined = in_order(joined)
+        else:
+            self._save()  # whatever becomes of the others, this share is done
+            check_same_data(self._data.hexdigest(), self.ranks)
+            joined = gather_results(joined, self.ranks)
         if self.folder is not None and self.folder.exists():
-            for path in self.folder.glob("part-*.safetensors"):
-                path.unlink()
+            with contextlib.suppress(OSError):  # another rank may remove the same
+                for path in self.folder.glob("part-*.safetensors"):
+                    path.unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # what else is in the folder is not ours
                 self.folder.rmdir()
         return joined
@@ -92,40 +113,49 @@ class Parts:
 
     def _save(self) -> None:
         self._saved = time.monotonic()
-        if self.folder is None or not self._unsaved:
+        if self.folder is None or not self._fresh:
             return
-        fresh, digests = self._results[-self._unsaved :], self._digests[-self._unsaved :]
-        joined = {name: torch.cat([part[name] for part in fresh], -1) for name in fresh[0]}
+        joined = concatenate(self._results[-len(self._fresh) :], -1)
         note = {
             "protocol": self.protocol.to_json(),
-            "digests": digests,
+            "numbers": self._fresh,
+            "digests": [self._digests[number] for number in self._fresh],
             "first_example": self.first_example,
         }
-        number = len(list(self.folder.glob("part-*.safetensors"))) if self.folder.exists() else 0
         carried = {_CARRIED + name: tensor for name, tensor in self.worker.carried().items()}
-        path = self.folder / f"part-{number:05d}.safetensors"
-        write_tensors(path, {**joined, **carried}, note)
+        write_tensors(self._next_path(self.folder), {**joined, **carried}, note)
         # From here on the part is one entry, so that joining in order stays right after loading.
-        self._results[-self._unsaved :] = [joined]
-        self._unsaved = 0
+        self._results[-len(self._fresh) :] = [joined]
+        self._fresh = []
 
-    def _load(self, folder: Path) -> None:
-        for path in sorted(folder.glob("part-*.safetensors")):
+    def _next_path(self, folder: Path) -> Path:
+        rank = "" if self.ranks.count == 1 else f"-rank-{self.ranks.rank}"
+        taken = len(list(folder.glob(f"part-*{rank}.safetensors"))) if folder.exists() else 0
+        return folder / f"part-{taken:05d}{rank}.safetensors"
+
+    def _load(self) -> list[tuple[int, str]]:
+        """Takes up the parts in the folder; returns number and digest of their batches."""
+        found: list[tuple[int, str]] = []
+        if self.folder is None or not self.folder.exists():
+            return found
+        for path in sorted(self.folder.glob("part-*.safetensors")):
             results, note = read_tensors(path)
-            if "digests" not in note:
-                raise FileError(f"{path} is no part of an evaluation; remove {folder}")
+            if "digests" not in note or "numbers" not in note:
+                raise FileError(f"{path} is no part of an evaluation; remove {self.folder}")
             self.protocol.require_same(
-                Protocol.from_json(note["protocol"]), f"this evaluation and the parts in {folder}"
+                Protocol.from_json(note["protocol"]),
+                f"this evaluation and the parts in {self.folder}",
             )
             if note["first_example"] != self.first_example:
                 raise FileError(
-                    f"the parts in {folder} start at first_example={note['first_example']}, not "
-                    f"{self.first_example}; give the same, or remove that folder"
+                    f"the parts in {self.folder} start at first_example={note['first_example']}, "
+                    f"not {self.first_example}; give the same, or remove that folder"
                 )
             carried = {n: results.pop(n) for n in list(results) if n.startswith(_CARRIED)}
             self.worker.restore({n.removeprefix(_CARRIED): t for n, t in carried.items()})
             self._results.append(results)
-            self._digests += note["digests"]
+            found += zip(note["numbers"], note["digests"])
+        return found
 
 
 def _digest(batch: Batch) -> str:

@@ -67,7 +67,7 @@ class Worker:
             distribution(log_softmax(part, f"batch {number}"), of, self.protocol.nodes)
             for part, of in zip(logits.split(step), targets.split(step))
         ]
-        joined = _concatenate(det, -1) if det else {}
+        joined = concatenate(det, -1) if det else {}
         results.update({f"det_{name}": tensor.cpu() for name, tensor in joined.items()})
         if self.sites is not None:
             results.update(self._sampled(batch, number))
@@ -90,7 +90,7 @@ class Worker:
             try:
                 ranges = split_evenly(batch.size, chunks.examples)
                 done = [self._chunk(batch, number, r, chunks) for r in ranges]
-                return _concatenate(done, -1)
+                return concatenate(done, -1)
             except (torch.OutOfMemoryError, RuntimeError) as error:
                 smallest = chunks.examples == chunks.samples == chunks.multipliers == 1
                 if not _out_of_memory(error) or smallest or self.budget < 2**20:
@@ -104,7 +104,7 @@ class Worker:
         step = chunks.multipliers
         groups = [grid.stochastic[i : i + step] for i in range(0, len(grid.stochastic), step)]
         done = [self._group(batch, number, examples, group, chunks.samples) for group in groups]
-        return _concatenate(done, 0)
+        return concatenate(done, 0)
 
     def _group(
         self, batch: Batch, number: int, examples: range, multipliers: tuple[float, ...], step: int
@@ -169,7 +169,7 @@ def _out_of_memory(error: BaseException) -> bool:
 _BY_MULTIPLIER_SECOND = ("mc_curve",)
 
 
-def _concatenate(parts: list[Results], dim: int) -> Results:
+def concatenate(parts: list[Results], dim: int) -> Results:
     """Joins results along targets (−1) or multipliers (0; second in the curve)."""
     if len(parts) == 1:
         return parts[0]

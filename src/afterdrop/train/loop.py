@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from afterdrop.errors import FileError, RankError
+from afterdrop.errors import FileError, RankLost
 from afterdrop.train.checkpoint import Checkpoint, read_facts, write_checkpoint
 from afterdrop.train.checks import TrainError
 from afterdrop.train.folder import RunFolder
@@ -59,7 +59,7 @@ class Loop:
         Raises:
             FileError: If the disk is full or cannot be written; the last good checkpoint stays.
             TrainError: If the loss is not finite; the last good checkpoint stays.
-            RankError: If another rank is gone; the last good checkpoint stays.
+            RankLost: If another rank is gone; the last good checkpoint stays.
         """
         with stop_request() as request:
             try:
@@ -68,8 +68,8 @@ class Loop:
                 raise FileError(f"{error}. {self._how_to_go_on('make room and ')}") from error
             except TrainError as error:
                 raise TrainError(f"{error}. {self._what_is_left()}") from error
-            except RankError as error:
-                raise RankError(f"{error}. {self._how_to_go_on()}") from error
+            except RankLost as error:
+                raise RankLost(f"{error}. {self._how_to_go_on()}") from error
 
     def _run(self, request: StopRequest) -> str | None:
         self._renew_best()
