@@ -34,11 +34,12 @@ def agree(protocol: Protocol, ranks: Ranks) -> Protocol:
     """
     if ranks.count == 1:
         return protocol
-    # The bracket comes from logits, whose last bits may differ between devices: rank 0's counts.
-    first = Protocol.from_json(ranks.told(protocol.to_json))
-    protocol = dataclasses.replace(protocol, low=first.low, high=first.high)
-    first.require_same(protocol, f"the evaluations of rank 0 and rank {ranks.rank}")
-    return protocol
+    first, *others = map(Protocol.from_json, ranks.gather(protocol.to_json()))
+    for rank, other in enumerate(others, start=1):
+        # The bracket comes from logits, whose last bits differ between devices: rank 0's counts.
+        same = dataclasses.replace(other, low=first.low, high=first.high)
+        first.require_same(same, f"the evaluations of rank 0 and rank {rank}")
+    return first
 
 
 def check_same_data(seen: str, ranks: Ranks) -> None:

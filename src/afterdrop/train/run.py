@@ -121,17 +121,16 @@ def _enter(
 ) -> tuple[RunFolder, bool]:
     """The folder, locked by rank 0, and whether it holds this very run."""
 
-    def enter() -> dict[str, Any]:
-        folder = held.enter_context(locked(path))
-        return {"there": folder.check(config, resume), "config": config.to_dict()}
+    def enter() -> bool:
+        return held.enter_context(locked(path)).check(config, resume)
 
-    found = ranks.told(enter)
-    if differing := differences(TrainConfig.from_dict(found["config"]), config):
-        raise TrainError(
-            f"rank {ranks.rank} was given another configuration than rank 0 (there → here): "
-            f"{'; '.join(differing)}. Give all ranks the same."
-        )
-    return RunFolder(path), found["there"]
+    for rank, content in enumerate(ranks.gather(config.to_dict())):
+        if differing := differences(config, TrainConfig.from_dict(content)):
+            raise TrainError(
+                f"ranks {ranks.rank} and {rank} were given different configurations "
+                f"({ranks.rank} → {rank}): {'; '.join(differing)}. Give all ranks the same."
+            )
+    return RunFolder(path), ranks.told(enter)
 
 
 def _finished(folder: RunFolder) -> bool:
@@ -144,9 +143,9 @@ def _open(folder: RunFolder, trainer: Trainer, data: str | Path | None, there: b
     """Writes what a new run starts with, or brings an old one back."""
     task, config, ranks = trainer.task, trainer.config, trainer.ranks
     identity = task.identity()
-    require_same(
-        ranks.told(lambda: folder.read_config()[1]["data"] if there else identity), identity
-    )
+    recorded = ranks.told(lambda: folder.read_config()[1]["data"] if there else identity)
+    for found in ranks.gather(identity):
+        require_same(recorded, found)
     if there:
         saved = _last(folder, ranks)
         if saved is not None:

@@ -1,0 +1,65 @@
+"""What both the tests and the ranks that they start compute: tiny models on tiny data."""
+
+import torch
+from torch import nn
+
+import afterdrop as ad
+from afterdrop import recipes
+from afterdrop.models import LanguageModel, LanguageModelConfig
+from afterdrop.train import TrainConfig
+
+GRID = ad.Grid((0, 0.5, 1), (0, 0.5, 1))
+
+
+def text_config(text: str, turns: int = 4) -> TrainConfig:
+    """Every dropout site, two samples, state resets, clip, prior, a drop and averaging."""
+    sites = ("input", "inter_layer", "state", "update", "output", "projection", "embedding")
+    rates = {f"{site}_dropout": 0.2 for site in sites}
+    return TrainConfig.from_dict(
+        {
+            "data": {"name": text},
+            "model": {"hidden_sizes": [12, 12], "embedding_size": 8, **rates},
+            "objective": {
+                "batch_size": 4,
+                "window": 6,
+                "samples": 2,
+                "l2_penalty": 1e-4,
+                "state_reset": 0.2,
+                "jitter": 5,
+            },
+            "optimiser": {"learning_rate": 0.01, "max_norm": 1.0},
+            "schedule": {"steps_per_turn": 5, "turns": turns, "drop_latest": 2},
+            "averaging": {"latest": 3},
+            "validation": {"rows": 3},
+        }
+    )
+
+
+def image_config() -> TrainConfig:
+    """Batches of 150 do not fill the last step of an epoch, and 5 rows are an odd validation."""
+    changes = {
+        "objective.batch_size": 150,
+        "schedule.turns": 2,
+        "schedule.steps_per_turn": 10,
+        "model.hidden_sizes": [16],
+        "validation.rows": 5,
+    }
+    return recipes.load("digits-mlp").config.override(changes)
+
+
+def classifier() -> tuple[nn.Module, list]:
+    """A model and five batches, one of them short, with a target that does not count."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
+    batches = [(torch.randn(n, 4), torch.randint(3, (n,))) for n in (4, 4, 3, 4, 2)]
+    batches[1][1][2] = -100
+    return net, batches
+
+
+def language_model() -> tuple[LanguageModel, torch.Tensor]:
+    """A model and a text."""
+    torch.manual_seed(0)
+    config = LanguageModelConfig(
+        vocabulary=11, hidden_sizes=(6,), state_dropout=0.3, output_dropout=0.4
+    )
+    return LanguageModel(config), torch.randint(1, 11, (90,))
