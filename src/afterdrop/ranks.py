@@ -16,6 +16,7 @@ import json
 import os
 import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import timedelta
 from types import FrameType
 from typing import Any, Literal, TypeVar
 
@@ -26,6 +27,8 @@ from torch import Tensor
 from afterdrop.errors import AfterdropError, RankError, RankLost, StoppedElsewhere
 
 Splitting = Literal["split"]
+# A rank that is done waits for the slowest one; a dead one is noticed at once by its connection.
+_PATIENCE = timedelta(days=1)
 _Value = TypeVar("_Value")
 
 
@@ -105,44 +108,42 @@ class Ranks:
 
     def gather(self, value: Any) -> list[Any]:
         """The JSON-friendly values of all ranks, by rank."""
-        text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.count)]
-        sizes[self.rank] += len(text)
-        if self.count > 1:
-            own = sizes[self.rank].clone()
-            self._talk(lambda: dist.all_gather(sizes, own, group=self.words))
-        texts = self._spread(text, [(torch.uint8, (int(size),)) for size in sizes])
-        return [json.loads(bytes(part.tolist())) for part in texts]
+        own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        texts = [
+            self._sent(own if rank == self.rank else None, (torch.uint8, size.tolist()), rank)
+            for rank, size in enumerate(self.gather_rows(torch.tensor([len(own)])))
+        ]
+        return [json.loads(bytes(text.tolist())) for text in texts]
 
-    def gather_tensors(self, tensors: Mapping[str, Tensor]) -> list[dict[str, Tensor]]:
-        """The named tensors of all ranks, by rank, on the CPU; each may have its own."""
+    def gather_tensors(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, list[Tensor]]]:
+        """Name by name, the tensors of all ranks that have one, by rank, on the CPU.
+
+        One name at a time, so that nobody holds all tensors of all ranks twice.
+        """
         own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        if self.count == 1:
-            return [own]
         told = self.gather([[n, str(t.dtype)[6:], list(t.shape)] for n, t in own.items()])
-        found: list[dict[str, Tensor]] = [{} for _ in told]
-        for rank, entries in enumerate(told):
-            for name, dtype, shape in entries:
-                mine = own[name] if rank == self.rank else None
-                found[rank][name] = self._sent(mine, (getattr(torch, dtype), shape), rank)
-        return found
+        kinds = [
+            {n: (getattr(torch, dtype), shape) for n, dtype, shape in entries} for entries in told
+        ]
+        for name in dict.fromkeys(name for kind in kinds for name in kind):
+            yield (
+                name,
+                [
+                    self._sent(own.get(name) if rank == self.rank else None, kind[name], rank)
+                    for rank, kind in enumerate(kinds)
+                    if name in kind
+                ],
+            )
 
     def first_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The tensors of rank 0, on every rank; what the others give is not looked at."""
-        return self.gather_tensors(tensors if self.first else {})[0]
-
-    def _spread(self, own: Tensor, kinds: Sequence[tuple[Any, Sequence[int]]]) -> list[Tensor]:
-        if self.count == 1:
-            return [own]
-        return [
-            self._sent(own if rank == self.rank else None, kind, rank)
-            for rank, kind in enumerate(kinds)
-        ]
+        sent = self.gather_tensors(tensors if self.first else {})
+        return {name: parts[0] for name, parts in sent}
 
     def _sent(self, mine: Tensor | None, kind: tuple[Any, Sequence[int]], source: int) -> Tensor:
         """A tensor that the rank `source` has, on every rank."""
         tensor = torch.empty(kind[1], dtype=kind[0]) if mine is None else mine
-        if tensor.numel():
+        if self.count > 1 and tensor.numel():
             self._talk(lambda: dist.broadcast(tensor, group_src=source, group=self.words))
         return tensor
 
@@ -209,7 +210,7 @@ with torchrun and call torch.distributed.init_process_group(), or leave ranks ou
             "torch.distributed.init_process_group(), or leave ranks out"
         )
     # NCCL alone cannot send what lies on the CPU: then a second group does.
-    words = None if "gloo" in dist.get_backend_config() else dist.new_group(backend="gloo")
+    words = None if "gloo" in dist.get_backend_config() else dist.new_group(None, _PATIENCE, "gloo")
     return Ranks(dist.get_rank(), dist.get_world_size(), words)
 
 
@@ -225,7 +226,7 @@ def process_group(device: str) -> Iterator[Splitting | None]:
         return
     cuda = device.startswith("cuda")
     try:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo")
+        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=_PATIENCE)
     except (RuntimeError, ValueError) as error:
         raise RankError(
             f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} cannot join the others at "

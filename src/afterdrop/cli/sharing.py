@@ -25,6 +25,6 @@ def shared_evaluation(device: str, parts: Path) -> Iterator[tuple[str, Ranks]]:
             yield where, current(ranks)
     except RankLost as error:
         raise RankLost(
-            f"{error}. Finished parts are kept in {parts}; give the same command again: it goes "
-            "on from there, with any number of ranks."
+            f"{error}. Finished parts are kept in {parts}. To go on, give the same command again: "
+            "it resumes from there."
         ) from error

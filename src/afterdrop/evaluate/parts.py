@@ -17,7 +17,7 @@ from torch import Tensor
 from afterdrop.errors import FileError
 from afterdrop.evaluate.passes import Batch
 from afterdrop.evaluate.protocol import Protocol, digest
-from afterdrop.evaluate.ranks import check_same_data, gather_results, in_order
+from afterdrop.evaluate.ranks import check_same_data, gather_results
 from afterdrop.evaluate.scores_file import read_tensors, write_tensors
 from afterdrop.evaluate.worker import Worker, concatenate
 from afterdrop.masks.rows import tensors as all_tensors
@@ -89,12 +89,10 @@ class Parts:
                 f"{self._seen}; give the same data, or remove that folder"
             )
         joined = concatenate(self._results, -1) if self._results else {}
-        if self.ranks.count == 1:
-            joined = in_order(joined)
-        else:
+        if self.ranks.count > 1:
             self._save()  # whatever becomes of the others, this share is done
             check_same_data(self._data.hexdigest(), self.ranks)
-            joined = gather_results(joined, self.ranks)
+        joined = gather_results(joined, self.ranks)
         if self.folder is not None and self.folder.exists():
             with contextlib.suppress(OSError):  # another rank may remove the same
                 for path in self.folder.glob("part-*.safetensors"):

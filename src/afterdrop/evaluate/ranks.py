@@ -14,6 +14,7 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from afterdrop.errors import DataError, FileError, RankError
@@ -60,25 +61,22 @@ def check_same_data(seen: str, ranks: Ranks) -> None:
 
 
 def gather_results(results: Results, ranks: Ranks) -> Results:
-    """The results of all ranks in the order of the examples, on every rank."""
-    shares = [share for share in ranks.gather_tensors(results) if share]
-    return in_order(concatenate(shares, -1)) if shares else {}
-
-
-def in_order(results: Results) -> Results:
-    """Results with their targets in the order of the examples.
+    """The results of all ranks in the order of the examples, on every rank.
 
     Example:
-        >>> import torch
         >>> mixed = {"examples": torch.tensor([2, 2, 0, 1]), "targets": torch.tensor([5, 6, 7, 8])}
-        >>> in_order(mixed)["targets"]
+        >>> gather_results(mixed, Ranks())["targets"]
         tensor([7, 8, 5, 6])
     """
-    examples = results["examples"]
-    if bool((examples[1:] >= examples[:-1]).all()):
-        return results
-    order = examples.argsort(stable=True)
-    return {name: tensor.index_select(-1, order) for name, tensor in results.items()}
+    order: Tensor | None = None
+    joined: Results = {}
+    examples_first = sorted(results.items(), key=lambda item: item[0] != "examples")
+    for name, shares in ranks.gather_tensors(dict(examples_first)):
+        whole = shares[0] if len(shares) == 1 else torch.cat(shares, -1)
+        if name == "examples" and bool((whole[1:] < whole[:-1]).any()):
+            order = whole.argsort(stable=True)  # targets of one example keep their order
+        joined[name] = whole if order is None else whole.index_select(-1, order)
+    return joined
 
 
 def split_multipliers(
@@ -100,18 +98,23 @@ def split_multipliers(
     Raises:
         RankError: If there are more ranks than multipliers.
     """
-    shares = max(1, len(grid.stochastic))
-    if ranks.count > shares:
+    most = max(1, len(grid.stochastic))
+    if ranks.count > most:
         raise RankError(
             f"{ranks.count} ranks cannot share {len(grid.stochastic)} multipliers above 0: with "
             "carry='sampled' windows run in order, so ranks share the multipliers. Start at most "
-            f"{shares}, or use carry='deterministic', where they share windows."
+            f"{most}, or use carry='deterministic', where they share windows."
         )
-    mine = dataclasses.replace(grid, multipliers=grid.stochastic[ranks.share(shares)])
+    mine = dataclasses.replace(grid, multipliers=grid.stochastic[ranks.share(most)])
     own = None if resume is None else Path(resume) / f"rank-{ranks.rank}-of-{ranks.count}"
     scores = _kept_or_run(mine, own, fits, run)
     protocol = agree(dataclasses.replace(scores.protocol, grid=grid), ranks)
-    joined = _by_multiplier(ranks.gather_tensors(scores.tensors))
+    joined: Results = {}
+    for name, shares in ranks.gather_tensors(scores.tensors):
+        sampled = name.startswith("mc_")
+        joined |= (
+            concatenate([{name: share} for share in shares], 0) if sampled else {name: shares[0]}
+        )
     if own is not None:
         _file(own).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # the last rank to come here removes it
@@ -142,8 +145,3 @@ def _kept_or_run(
 
 def _file(own: Path) -> Path:
     return own.with_suffix(".safetensors")
-
-
-def _by_multiplier(shares: list[Results]) -> Results:
-    sampled = [{n: t for n, t in share.items() if n.startswith("mc_")} for share in shares]
-    return {**shares[0], **concatenate(sampled, 0)}
