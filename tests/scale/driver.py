@@ -3,6 +3,7 @@
 torchrun --nproc-per-node 2 driver.py FOLDER
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -103,4 +104,6 @@ if __name__ == "__main__":
     train_together()
     evaluate_together()
     (folder / f"notes-{rank}.json").write_text(json.dumps(notes))
+    with contextlib.suppress(RuntimeError):  # the other rank may close before it is heard
+        dist.barrier()
     dist.destroy_process_group()
