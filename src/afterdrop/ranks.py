@@ -10,14 +10,10 @@ What is sent is tensors, and JSON as bytes: nothing is pickled.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import os
-import signal
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from types import FrameType
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -28,7 +24,7 @@ from afterdrop.errors import AfterdropError, RankError, RankLost, StoppedElsewhe
 
 Splitting = Literal["split"]
 # A rank that is done waits for the slowest one; a dead one is noticed at once by its connection.
-_PATIENCE = timedelta(days=1)
+PATIENCE = timedelta(days=1)
 _Value = TypeVar("_Value")
 
 
@@ -163,26 +159,6 @@ class Ranks:
 ALONE = Ranks()
 
 
-def launched() -> bool:
-    """Whether torchrun (or what sets the same variables) started this process among others.
-
-    Example:
-        >>> launched()
-        False
-    """
-    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
-
-
-def speaks() -> bool:
-    """Whether this process is the one of a command that shows its results: rank 0, or alone.
-
-    Example:
-        >>> speaks()
-        True
-    """
-    return not launched() or os.environ["RANK"] == "0"
-
-
 def current(ranks: Splitting | None) -> Ranks:
     """The ranks of a library call: those of the caller's process group if asked, else this one.
 
@@ -210,85 +186,5 @@ with torchrun and call torch.distributed.init_process_group(), or leave ranks ou
             "torch.distributed.init_process_group(), or leave ranks out"
         )
     # NCCL alone cannot send what lies on the CPU: then a second group does.
-    words = None if "gloo" in dist.get_backend_config() else dist.new_group(None, _PATIENCE, "gloo")
+    words = None if "gloo" in dist.get_backend_config() else dist.new_group(None, PATIENCE, "gloo")
     return Ranks(dist.get_rank(), dist.get_world_size(), words)
-
-
-@contextlib.contextmanager
-def process_group(device: str) -> Iterator[Splitting | None]:
-    """The process group of a command that torchrun started; None in a process of its own.
-
-    Args:
-        device: Where the command computes, as `rank_device` says.
-    """
-    if not launched():
-        yield None
-        return
-    cuda = device.startswith("cuda")
-    try:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=_PATIENCE)
-    except (RuntimeError, ValueError) as error:
-        raise RankError(
-            f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} cannot join the others at "
-            f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}: {error}; check that "
-            "every host can reach it"
-        ) from error
-    with _termination():
-        yield "split"
-    # Not after an error: a group that lost a rank would wait for it.
-    _leave()
-
-
-def _leave() -> None:
-    """Ends the process group when all ranks have come here.
-
-    A rank that closes its connections early can fail what another one has sent but not yet looked
-    back at. Whoever comes here has nothing to look back at, so a failure here means nothing.
-    """
-    with contextlib.suppress(RuntimeError):
-        dist.all_reduce(torch.zeros(1))
-    dist.destroy_process_group()
-
-
-@contextlib.contextmanager
-def _termination() -> Iterator[None]:
-    """SIGTERM, by which torchrun ends all ranks when one is gone, as an error: work is kept."""
-
-    def lost(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, before)
-        raise RankLost(
-            f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} was told to end (SIGTERM): "
-            "another rank has ended, or the job was stopped"
-        )
-
-    before = signal.signal(signal.SIGTERM, lost)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
-def rank_device(device: str | None) -> str:
-    """The device of this rank: of several GPUs of a host, the one with the rank's local number.
-
-    Args:
-        device: As the user gave it; None is a GPU if there is one.
-
-    Raises:
-        RankError: If there are fewer GPUs than ranks on this host.
-
-    Example:
-        >>> rank_device("cpu")
-        'cpu'
-    """
-    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    if chosen != "cuda" or not launched():
-        return chosen
-    local, found = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
-    if local >= found:
-        raise RankError(
-            f"local rank {local} has no GPU: this host has {found}; start at most {found} ranks on "
-            "it (--nproc-per-node), or give --device cpu"
-        )
-    torch.cuda.set_device(local)
-    return f"cuda:{local}"

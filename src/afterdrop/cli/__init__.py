@@ -13,9 +13,9 @@ from afterdrop.cli.score import score
 from afterdrop.cli.select import select
 from afterdrop.cli.sites import sites
 from afterdrop.cli.test import test
+from afterdrop.cli.torchrun import launched, speaks
 from afterdrop.cli.train import train
 from afterdrop.errors import AfterdropError, StoppedElsewhere
-from afterdrop.ranks import launched, speaks
 
 VERBS: dict[str, Callable[..., None]] = {
     "train": train,

@@ -9,7 +9,7 @@ from tyro.conf import Positional
 
 from afterdrop.cli.resolve import resolve_batches, resolve_model
 from afterdrop.cli.run import evaluate_run, is_run, parts_path, scores_path
-from afterdrop.cli.sharing import shared_evaluation
+from afterdrop.cli.torchrun import shared_evaluation
 from afterdrop.errors import DataError, FileError
 from afterdrop.evaluate.evaluate import Settings, run_evaluation
 from afterdrop.evaluate.passes import Reader

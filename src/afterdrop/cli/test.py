@@ -6,7 +6,7 @@ from pathlib import Path
 from tyro.conf import Positional
 
 from afterdrop.cli.run import evaluate_run, load_choice, parts_path, scores_path
-from afterdrop.cli.sharing import shared_evaluation
+from afterdrop.cli.torchrun import shared_evaluation
 from afterdrop.errors import FileError
 from afterdrop.evaluate.evaluate import Settings
 from afterdrop.family.member import DET, Grid

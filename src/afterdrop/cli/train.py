@@ -8,8 +8,8 @@ import tyro
 from tyro.conf import Positional
 
 from afterdrop import recipes
+from afterdrop.cli.torchrun import process_group, rank_device, speaks
 from afterdrop.errors import DataError
-from afterdrop.ranks import process_group, rank_device, speaks
 from afterdrop.train import ConfigError
 from afterdrop.train import run as run_training
 
