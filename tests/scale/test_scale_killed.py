@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -110,12 +111,14 @@ def test_a_rank_killed_in_evaluation_leaves_parts_and_the_same_command_goes_on(e
     kept = [read_tensors(path)[1]["numbers"] for path in sorted(parts.glob("part-*"))]
     assert kept[0][:2] == [0, 2]  # rank 0's; those of rank 1 died with it
 
+    shutil.copytree(two, "lone")  # one process can go on with what a rank left
+    assert main([*evaluate, "lone", "--quiet"]) == 0
     again = torchrun("-m", "afterdrop", *evaluate, str(two))
     assert again.returncode == 0, again.stderr[-3000:]
     assert again.stdout.count("Next: afterdrop select two") == 1
     assert not parts.exists()
-    written = [run / "scores/valid.safetensors" for run in (alone, two)]
-    assert written[0].read_bytes() == written[1].read_bytes()
+    written = [run / "scores/valid.safetensors" for run in (alone, two, Path("lone"))]
+    assert written[0].read_bytes() == written[1].read_bytes() == written[2].read_bytes()
     assert ad.Scores.load(written[1]).num_targets == 21
 
 
