@@ -11,6 +11,8 @@ from types import FrameType
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from afterdrop.errors import RankError, RankLost
 from afterdrop.ranks import PATIENCE, Ranks, Splitting, current
@@ -46,9 +48,12 @@ def process_group(device: str) -> Iterator[Splitting | None]:
     if not launched():
         yield None
         return
-    cuda = device.startswith("cuda")
+    backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
     try:
-        dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=PATIENCE)
+        store, rank, count = next(rendezvous("env://"))
+        # After a restart (--max-restarts) the store still holds where the old ranks were.
+        store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=PATIENCE)
     except (RuntimeError, ValueError) as error:
         raise RankError(
             f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} cannot join the others at "
