@@ -6,8 +6,9 @@
     python benchmarks/result_language.py fit --data DIR --out RUN --limit 50000
 
 `train` takes the recipe with what --set changes, and --call-minutes; called again, it goes on.
-`table` evaluates validation and test data (deterministic carry, one stripe) and prints DET, GMC, alpha = 1/2 and AMC at multipliers .8, .9, 1, at T = 1 and at the T
-fitted on validation data, beside what the paper reports for its PTB model of 24M weights.
+`table` evaluates validation and test data (deterministic carry, one stripe) and prints DET, GMC,
+alpha = 1/2 and AMC at multipliers .8, .9, 1, at T = 1 and at the T fitted on validation data,
+beside what the paper reports for its PTB model of 24M weights. `fit` is the paper's Table 1.
 """
 
 import argparse
