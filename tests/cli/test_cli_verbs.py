@@ -53,6 +53,7 @@ def test_evaluate_select_predict_from_the_command_line(folder, capsys):
     assert main(["select", "run"]) == 0
     out = capsys.readouterr().out
     assert "over deterministic evaluation" in out or "Nothing gained" in out
+    assert "afterdrop.Predictor(model, " in out and "StreamPredictor" not in out
     member = ad.Member.load(folder / "run" / "member.json")
     scores = ad.Scores.load(folder / "run" / "scores" / "valid.safetensors")
     assert member == ad.select(scores).member

@@ -2,11 +2,14 @@
 
 import json
 import random
+import textwrap
 
 import pytest
+import torch
 
 import afterdrop as ad
 from afterdrop.cli import main
+from afterdrop.train import load_model
 
 SMALL = [
     "model.hidden_sizes=[12,12]",
@@ -46,7 +49,7 @@ def test_train_evaluate_select_test_score_and_sample(run, capsys, tmp_path):
         "carry": "deterministic",
         "lifetime": "window",
     }
-    capsys.readouterr()
+    assert _run_hint(capsys.readouterr().out)["predict"].stream.time == 10
     assert main(["test", str(run), "--quiet"]) == 0
     assert "Perplexity:" in capsys.readouterr().out
     scores = ad.Scores.load(run / "scores" / "test.safetensors")
@@ -66,6 +69,15 @@ def test_train_evaluate_select_test_score_and_sample(run, capsys, tmp_path):
     assert capsys.readouterr().out == first
 
 
+def _run_hint(printed):
+    """Runs the Python lines that `select` printed last."""
+    hint = printed.partition("in Python:\n")[2]
+    names = {}
+    exec(textwrap.dedent(hint), names)
+    assert names["predict"](torch.tensor([[0, 1]])).shape[:2] == (1, 2)
+    return names
+
+
 def test_lamb_parity_evaluates_tempered_samples_with_their_own_states(run, capsys):
     options = ["--num-samples", "4", "--alphas", "1", "--multipliers", "0.8", "--split", "train"]
     assert main(["evaluate", str(run), "--lamb", "--stripes", "20", "--quiet", *options]) == 0
@@ -74,6 +86,23 @@ def test_lamb_parity_evaluates_tempered_samples_with_their_own_states(run, capsy
     member = ad.Member(1.0, 0.8, temper="sample")
     fitted = scores.fit(member).member
     assert scores.xe(fitted).value <= scores.xe(member).value + 1e-6
+
+
+@pytest.mark.parametrize(
+    ("level", "hidden"), [("word", [256, 256]), ("char", [512]), ("byte", [512])]
+)
+def test_own_text_has_sizes_of_its_level_and_bears_new_words(tmp_path, level, hidden):
+    for split, word in (("train", "seen"), ("valid", "new"), ("test", "newer")):
+        (tmp_path / f"{split}.txt").write_text(
+            f"a b c a b c {word}\n" * (40 if word == "seen" else 2)
+        )
+    arguments = ["--data", str(tmp_path), "--out", str(tmp_path / "run"), "--level", level]
+    changes = ["schedule.turns=1", "schedule.steps_per_turn=1", "objective.batch_size=2"]
+    options = [argument for change in changes for argument in ("--set", change)]
+    assert main(["train", "lm", *arguments, *options, "--quiet"]) == 0
+    loaded = load_model(tmp_path / "run")
+    assert loaded.config.to_dict()["model"]["hidden_sizes"] == hidden
+    assert loaded.load_data().vocabulary.unknown == "<unk>"
 
 
 @pytest.mark.parametrize(

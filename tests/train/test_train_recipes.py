@@ -30,7 +30,7 @@ def test_every_number_has_a_source(name):
     for line in given.partition("[source]")[0].splitlines():
         if line.startswith("["):
             section = line.strip("[]")
-        elif "=" in line and not line.startswith("description"):
+        elif "=" in line and not line.startswith(("description", "#")):
             key, value = (part.strip() for part in line.split("=", 1))
             dotted = f"{section}.{key}" if section else key
             if not value.startswith('"'):
@@ -60,7 +60,15 @@ def test_published_sizes_and_parameters(name):
 
 
 def test_the_list_is_complete():
-    ours = {"mnist-mlp", "ptb-char", "pydoc-small", "pydoc-char-small", "digits-mlp"}
+    ours = {
+        "mnist-mlp",
+        "ptb-char",
+        "pydoc-small",
+        "pydoc-char-small",
+        "digits-mlp",
+        "lm",
+        "lm-char",
+    }
     assert set(recipes.names()) == {*PUBLISHED, *ours}
 
 

@@ -1,7 +1,7 @@
 """afterdrop select: choose a member on validation scores."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from tyro.conf import Positional
 
@@ -56,4 +56,23 @@ def select(
     }
     choice.member.save(member_path(run), notes)
     print(f"\nWrote {member_path(run)}. To predict with it in Python:")
-    print(f"  afterdrop.Predictor(model, afterdrop.Member.load({str(member_path(run))!r}))")
+    print(_to_predict(run, notes))
+
+
+def _to_predict(run: Path, notes: dict[str, Any]) -> str:
+    """Python lines that open the chosen member; a text needs a predictor that carries its state."""
+    member = f"Member.load({str(member_path(run))!r})"
+    if not notes["stream"]:
+        return f"  import afterdrop\n  afterdrop.Predictor(model, afterdrop.{member})"
+    samples = notes["num_samples"]
+    stream = ", ".join(f"{name}={value!r}" for name, value in notes["stream"].items())
+    lines = (
+        "from afterdrop import Member",
+        "from afterdrop.evaluate.language import StreamSettings",
+        "from afterdrop.select.stream import StreamPredictor",
+        "from afterdrop.train import load_model",
+        f"member, stream = {member}, StreamSettings({stream})",
+        f"model = load_model({str(run)!r}).model",
+        f"predict = StreamPredictor(model, member, {samples}, {notes['seed']}, stream)",
+    )
+    return "\n".join(f"  {line}" for line in lines)

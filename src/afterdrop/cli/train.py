@@ -13,7 +13,7 @@ from afterdrop.errors import DataError
 from afterdrop.train import ConfigError
 from afterdrop.train import run as run_training
 
-_OWN_TEXT = "lm"  # a user's own folder of text, trained as the small word model
+_OWN_TEXT = "FOLDER"  # what recipes for a user's own text have as the name of their data
 
 
 def train(
@@ -54,13 +54,15 @@ def train(
         track: Also write TensorBoard files (extra track).
         quiet: No progress bar.
     """
-    if recipe == _OWN_TEXT:
+    if recipe == "lm" and level in ("char", "byte"):
+        recipe = "lm-char"
+    config = recipes.load(recipe).config
+    if config.data.name == _OWN_TEXT:
         if data is None:
-            raise DataError("lm trains on your own text; give its folder with --data FOLDER")
-        own = {"data.name": str(data), "data.level": level or "word", "data.min_count": min_count}
-        config, data = recipes.load("pydoc-small").config.override(own), None
-    else:
-        config = recipes.load(recipe).config
+            raise DataError(f"{recipe} trains on your own text; give its folder with --data FOLDER")
+        given = {"data.name": str(data), "data.level": level, "data.min_count": min_count}
+        own = {name: value for name, value in given.items() if value is not None}
+        config, data = config.override(own), None
     config = config.override(dict(_parse(text) for text in change))
     where = rank_device(device)
     with process_group(where) as ranks:

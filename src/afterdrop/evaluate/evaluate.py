@@ -4,7 +4,6 @@ One set of K passes per multiplier serves every alpha and temperature. Per batch
 pass, then chunks of examples × multipliers × samples whose logits stream into accumulators.
 """
 
-import contextlib
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
@@ -25,6 +24,7 @@ from afterdrop.evaluate.scores import Scores
 from afterdrop.evaluate.worker import Worker
 from afterdrop.family.member import Grid
 from afterdrop.family.temperature import Nodes, bracket
+from afterdrop.masks.mode import eval_mode as eval_mode
 from afterdrop.masks.rows import take_rows
 from afterdrop.masks.sites import Sites, find_sites
 from afterdrop.masks.uniforms import Plan, Scheme
@@ -178,18 +178,6 @@ def run_evaluation(
     if not tensors["targets"].numel():
         raise DataError(f"no target counts: all equal ignore_index={reader.ignore_index}")
     return Scores(protocol, tensors)
-
-
-@contextlib.contextmanager
-def eval_mode(model: nn.Module) -> Iterator[None]:
-    """The model in eval mode; every module's own mode is restored after."""
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        model.eval()
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
 
 
 def _peek(batches: Iterable[Any]) -> tuple[Any, Iterator[Any], int | None]:

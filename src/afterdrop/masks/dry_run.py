@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from afterdrop.errors import AfterdropError, DataError, SiteError
 from afterdrop.masks.control import Control, Place, Visit
 from afterdrop.masks.detect import Detector, Draw
+from afterdrop.masks.mode import eval_mode
 from afterdrop.masks.rows import Layout, batch_size, probe_layout, take_rows, tensors
 
 _MASK_KERNELS = ("bernoulli", "bernoulli_", "native_dropout", "_fused_dropout")
@@ -265,16 +266,13 @@ class DryRun:
 @contextlib.contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
     """Eval mode without the encoder's fast path, which alone zeroes padded positions."""
-    modes = [(module, module.training) for module in model.modules()]
     fast = torch.backends.mha.get_fastpath_enabled()
     try:
         torch.backends.mha.set_fastpath_enabled(False)
-        model.eval()
-        yield
+        with eval_mode(model):
+            yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-        for module, mode in modes:
-            module.training = mode
 
 
 def _own(visit: Visit) -> Tensor | None:

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from afterdrop.errors import DataError
 from afterdrop.evaluate.accumulate import log_softmax
-from afterdrop.evaluate.evaluate import eval_mode
 from afterdrop.evaluate.language import StreamSettings, with_streams
 from afterdrop.evaluate.passes import memory_budget, plan_chunks, sample_ranges
 from afterdrop.family.member import Member
 from afterdrop.family.power_mean import PowerSums
+from afterdrop.masks.mode import eval_mode
 from afterdrop.masks.rows import Rows, take_rows
 from afterdrop.masks.sites import Sites, find_sites
 from afterdrop.masks.uniforms import Plan
