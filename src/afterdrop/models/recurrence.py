@@ -108,17 +108,18 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """h, n = −c and t = σ(2n) of all steps, and the gates after their nonlinearity (s for j).
 
-    Without `keep`, n and t are one buffer overwritten at each step, which stays in cache.
+    Without `keep`, all but h are buffers of one step that each overwrites: they stay in cache.
     """
     w_x, w_h, bias = weights
     (time, batch, _), hidden = x_TBE.shape, w_h.shape[1]
-    gates = linear(x_TBE.flatten(0, 1), w_x, bias).view(time, batch, -1)
+    pre = linear(x_TBE.flatten(0, 1), w_x, bias).view(time, batch, -1)
+    gates = pre if keep else torch.empty_like(pre[:1]).expand_as(pre)
     y = gates.new_empty(time, batch, hidden)
     n, t = gates.new_empty(2, time if keep else 1, batch, hidden).expand(2, time, -1, -1)
     # All views are made here, once a window: a slice a step costs as much as a multiplication.
     blocks = [block.unbind(0) for block in gates.split(hidden, dim=2)]
     step_masks = [per_step(mask, time) for mask in masks]
-    steps = zip(gates.unbind(0), y.unbind(0), n.unbind(0), t.unbind(0), *step_masks, *blocks)
+    steps = zip(*(each.unbind(0) for each in (pre, gates, y, n, t)), *step_masks, *blocks)
     _forward_steps(steps, state, accumulator(w_h, batch), input_gate)
     return y, n, t, gates
 
@@ -129,15 +130,15 @@ def _forward_steps(
     add_recurrent: Accumulate,
     input_gate: InputGate,
 ) -> None:
-    """Fills h, n, t and the gates of each step, which hold the input's part before."""
+    """Fills h, n, t and the gates of each step from the input's part of the gates."""
     h, n = state[0], state[1].neg()
     kept, g = torch.empty_like(h), torch.empty_like(n)
     # As tensors: a Python number is converted anew at each step.
     one, two = h.new_ones(()), h.new_full((), 2)
     hidden = h.shape[1]
-    for gates, h_out, n_out, t, state_mask, update_mask, s, o, f, *i in steps:
+    for pre, gates, h_out, n_out, t, state_mask, update_mask, s, o, f, *i in steps:
         entering = h if state_mask is None else torch.mul(h, state_mask, out=kept)
-        pre = add_recurrent(gates, entering)
+        pre = add_recurrent(pre, entering)
         pre.narrow(1, 0, hidden).mul_(two)
         torch.sigmoid(pre, out=gates)
         gate = i[0] if input_gate == "plain" else torch.sub(one, f, out=g)
