@@ -11,7 +11,7 @@
    loop that runs K passes for every grid point. The loop is timed for one grid point and multiplied
    by their number. Asked for: at least 10 times faster.
 
-    python benchmarks/bench_language.py [--threads 2] [--seconds 5] [--stacks-only]
+    python benchmarks/bench_language.py [--threads 2] [--hidden 200] [--seconds 5] [--stacks-only]
 """
 
 import argparse
@@ -145,12 +145,13 @@ def family(types: int, hidden: int, tokens: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--hidden", type=int, nargs="+", default=(200, 650))
     parser.add_argument("--seconds", type=float, default=5, help="for each line about the stack")
     parser.add_argument("--stacks-only", action="store_true", help="leave out the family")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print(f"torch {torch.__version__}, {options.threads} threads, B={BATCH}, T={TIME}")
-    for hidden in (200, 650):
+    for hidden in options.hidden:
         stacks(hidden, options.seconds)
     if not options.stacks_only:
         family(types=10_000, hidden=200, tokens=2100)

@@ -4,11 +4,14 @@ Forward: one product with W_x for all time steps, then one product with W_h and 
 pointwise operations a step. Backward: everything that does not depend on the incoming gradient is
 done for all steps at once, and dW_x, dW_h, db and dx are one product each over the whole window.
 
-torch's tanh costs four to six times its sigmoid on a CPU, so tanh(z) = 2σ(2z) − 1 throughout, and
-the loop carries n = −c, with which both terms below are a single `addcmul`:
+torch's tanh costs four to six times its sigmoid on a CPU, so tanh(z) = 2σ(2z) − 1 throughout: one
+sigmoid serves all gates once the columns j', o', f', i' are multiplied by 2, 1, −1, 1. A step is a
+call into torch for each of its operations, so their number counts; with n = −2c carried, each term
+below is a single `addcmul`:
 
-    n = f n₋ + g − 2 g s        s = σ(2j')     (−g·j = g·(1 − 2s))
-    h = o − 2 o t               t = σ(2n)      (tanh c = −tanh n = 1 − 2t)
+    s = σ(2j') − ½,  z = σ(−f') = 1 − f,  g = min(z, i)
+    n = n₋ − z n₋ − 4 g s       (j = 2s)
+    h = o − 2 o t               t = σ(n)       (tanh c = −tanh(n/2) = 1 − 2t)
 
 The price is an absolute error of about 1e-7 near zero in float32, as the product's own rounding.
 
@@ -23,7 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from afterdrop.models.cell import InputGate
+from afterdrop.models.cell import InputGate, gate_count
 from afterdrop.models.checks import ModelError
 from afterdrop.models.product import Accumulate, accumulator, linear
 from afterdrop.models.recurrence_gradient import backward_steps, gate_factors
@@ -59,7 +62,7 @@ def lstm_recurrence(
     if torch.is_grad_enabled():
         return _Recurrence.apply(x_TBE, *state, *weights, *masks, input_gate)
     y_TBH, n_TBH, _, _ = _forward(x_TBE, state, weights, input_gate, masks, keep=False)
-    return y_TBH, n_TBH[-1].neg()
+    return y_TBH, n_TBH[-1].mul(-0.5)
 
 
 class _Recurrence(torch.autograd.Function):
@@ -73,7 +76,7 @@ class _Recurrence(torch.autograd.Function):
         )
         ctx.save_for_backward(x, h0, c0, w_x, w_h, state_mask, update_mask, y, n, t, gates)
         ctx.input_gate = input_gate
-        return y, n[-1].neg()
+        return y, n[-1].mul(-0.5)
 
     @staticmethod
     def backward(ctx: Any, dy_TBH: Tensor, dc_BH: Tensor) -> tuple[Tensor | None, ...]:
@@ -84,10 +87,10 @@ class _Recurrence(torch.autograd.Function):
                 "only. Use create_graph=False, or loop over afterdrop.models.unrolled."
             )
         x, h0, c0, w_x, w_h, state_mask, update_mask, y, n, t, gates = ctx.saved_tensors
-        c_before = torch.cat([c0.unsqueeze(0), n[:-1].neg()])
+        c_before = torch.cat([c0.unsqueeze(0), n[:-1].mul(-0.5)])
         factors = gate_factors(gates, c_before, t, ctx.input_gate, update_mask)
-        forget = gates[..., 2 * y.shape[2] : 3 * y.shape[2]]
-        dh, dc = backward_steps(factors, forget, (dy_TBH, dc_BH), w_h, state_mask)
+        forgotten = gates[..., 2 * y.shape[2] : 3 * y.shape[2]]
+        dh, dc = backward_steps(factors, forgotten, (dy_TBH, dc_BH), w_h, state_mask)
         d_gates = factors[0].flatten(0, 1)
         h_before = torch.cat([h0.unsqueeze(0), y[:-1]])
         if state_mask is not None:
@@ -106,20 +109,20 @@ def _forward(
     masks: tuple[Tensor | None, Tensor | None],
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """h, n = −c and t = σ(2n) of all steps, and the gates after their nonlinearity (s for j).
+    """h, n = −2c and t of all steps, and the gates after their nonlinearity (s, o, z, i).
 
-    Without `keep`, all but h are buffers of one step that each overwrites: they stay in cache.
+    Without `keep`, all but h are buffers of one step that each step overwrites: they stay in cache.
     """
     w_x, w_h, bias = weights
     (time, batch, _), hidden = x_TBE.shape, w_h.shape[1]
     pre = linear(x_TBE.flatten(0, 1), w_x, bias).view(time, batch, -1)
+    y = pre.new_empty(time, batch, hidden)
+    n, t = pre.new_empty(2, time if keep else 1, batch, hidden).expand(2, time, -1, -1)
     gates = pre if keep else torch.empty_like(pre[:1]).expand_as(pre)
-    y = gates.new_empty(time, batch, hidden)
-    n, t = gates.new_empty(2, time if keep else 1, batch, hidden).expand(2, time, -1, -1)
     # All views are made here, once a window: a slice a step costs as much as a multiplication.
     blocks = [block.unbind(0) for block in gates.split(hidden, dim=2)]
     step_masks = [per_step(mask, time) for mask in masks]
-    steps = zip(*(each.unbind(0) for each in (pre, gates, y, n, t)), *step_masks, *blocks)
+    steps = zip(*(tensor.unbind(0) for tensor in (pre, gates, y, n, t)), *step_masks, *blocks)
     _forward_steps(steps, state, accumulator(w_h, batch), input_gate)
     return y, n, t, gates
 
@@ -131,22 +134,30 @@ def _forward_steps(
     input_gate: InputGate,
 ) -> None:
     """Fills h, n, t and the gates of each step from the input's part of the gates."""
-    h, n = state[0], state[1].neg()
+    h, n = state[0], state[1].mul(-2)
     kept, g = torch.empty_like(h), torch.empty_like(n)
     # As tensors: a Python number is converted anew at each step.
-    one, two = h.new_ones(()), h.new_full((), 2)
-    hidden = h.shape[1]
-    for pre, gates, h_out, n_out, t, state_mask, update_mask, s, o, f, *i in steps:
+    half = h.new_full((), 0.5)
+    scale = _column_factors(h, input_gate)
+    for pre, gates, h_out, n_out, t, state_mask, update_mask, s, o, z, *i in steps:
         entering = h if state_mask is None else torch.mul(h, state_mask, out=kept)
-        pre = add_recurrent(pre, entering)
-        pre.narrow(1, 0, hidden).mul_(two)
-        torch.sigmoid(pre, out=gates)
-        gate = i[0] if input_gate == "plain" else torch.sub(one, f, out=g)
+        torch.sigmoid(add_recurrent(pre, entering).mul_(scale), out=gates)
+        s.sub_(half)
+        gate = i[0] if input_gate == "plain" else z
         if input_gate == "capped":
-            torch.minimum(gate, i[0], out=g)
+            gate = torch.minimum(z, i[0], out=g)
         if update_mask is not None:
             gate = torch.mul(gate, update_mask, out=g)
-        torch.addcmul(gate, gate, s, value=-2, out=g)
-        n = torch.addcmul(g, f, n, out=n_out)
-        torch.add(n, n, out=t).sigmoid_()
+        torch.addcmul(n, n, z, value=-1, out=n_out)
+        n = n_out.addcmul_(gate, s, value=-4)
+        torch.sigmoid(n, out=t)
         h = torch.addcmul(o, o, t, value=-2, out=h_out)
+
+
+def _column_factors(h_BH: Tensor, input_gate: InputGate) -> Tensor:
+    """What the columns j', o', f', i' are multiplied by; by fills, which need no copy to a GPU."""
+    hidden = h_BH.shape[1]
+    factors = h_BH.new_ones(gate_count(input_gate) * hidden)
+    factors[:hidden].fill_(2)
+    factors[2 * hidden : 3 * hidden].fill_(-1)
+    return factors

@@ -1,11 +1,11 @@
 """The gradient of an LSTM layer over a window, by hand.
 
-With a step as in `recurrence` (s = σ(2j'), j = 2s − 1, t = σ(−2c), tanh c = 1 − 2t, m the update
-mask, g the input gate) and dh, dc the gradients of its h and c:
+With a step as in `recurrence` (j = 2s, z = 1 − f, t = σ(−2c), tanh c = 1 − 2t, m the update mask,
+g the input gate) and dh, dc the gradients of its h and c:
 
     dc += dh · o · 4t(1 − t)                          do' = dh · (1 − 2t) · o(1 − o)
-    dj' = dc · g m · 4s(1 − s)                        df' = dc · (c₋ − [1 − f ≤ i] m j) · f(1 − f)
-    dc₋ = dc · f                                      di' = dc · [1 − f > i] m j · i(1 − i)
+    dj' = dc · g m · (1 − 4s²)                        df' = dc · (c₋ − [z ≤ i] m j) · z(1 − z)
+    dc₋ = dc · (1 − z)                                di' = dc · [z > i] m j · i(1 − i)
     dh₋ = (d_gates W_h) · state mask + the gradient from above
 
 for the capped gate; the bracket of df' is 1 for the tied gate and 0 for the plain one.
@@ -33,20 +33,21 @@ def gate_factors(
         1 − f equals i the whole gradient of the cap goes to f.
     """
     hidden = t.shape[2]
-    s, o, f, *i = gates.split(hidden, dim=2)
-    slopes = torch.addcmul(gates, gates, gates, value=-1)  # σ' = σ(1 − σ) of every gate
+    s, o, z, *i = gates.split(hidden, dim=2)
+    slopes = torch.addcmul(gates, gates, gates, value=-1)  # σ' = σ(1 − σ) of every gate but j
     slope_j, slope_o, slope_f, *slope_i = slopes.split(hidden, dim=2)
-    j = s.mul(2).sub_(1)
+    torch.addcmul(s.new_ones(()), s, s, value=-4, out=slope_j)
+    j = s.mul(2)
     through_tanh = torch.addcmul(t, t, t, value=-1).mul_(o).mul_(4)
     slope_o.mul_(1 - 2 * t)
-    gate = i[0] if input_gate == "plain" else 1 - f
+    gate = i[0] if input_gate == "plain" else z
     if input_gate == "capped":
         capped = (gate <= i[0]).to(gates.dtype)
         gate = torch.minimum(gate, i[0])
     if update_mask is not None:
         j = j.mul_(update_mask)
         gate = gate * update_mask
-    slope_j.mul_(gate).mul_(4)
+    slope_j.mul_(gate)
     if input_gate == "plain":
         slope_f.mul_(c_before)
         slope_i[0].mul_(j)
@@ -60,7 +61,7 @@ def gate_factors(
 
 def backward_steps(
     factors: tuple[Tensor, Tensor],
-    forget: Tensor,
+    forgotten: Tensor,
     gradients: tuple[Tensor, Tensor],
     w_h: Tensor,
     state_mask: Tensor | None,
@@ -78,9 +79,9 @@ def backward_steps(
     j, o, *_ = (block.unbind(0) for block in d_gates.split(hidden, dim=2))
     rest = d_gates[..., 2 * hidden :].unflatten(2, (-1, hidden)).unbind(0)
     steps = zip(
-        d_gates.unbind(0), j, o, rest, forget.unbind(0), dy.unbind(0), through_tanh.unbind(0)
+        d_gates.unbind(0), j, o, rest, forgotten.unbind(0), dy.unbind(0), through_tanh.unbind(0)
     )
-    for (d_all, d_j, d_o, d_rest, f, d_out, slope), mask in zip(
+    for (d_all, d_j, d_o, d_rest, z, d_out, slope), mask in zip(
         reversed(list(steps)), reversed(per_step(state_mask, time)), strict=True
     ):
         dh = dh.add_(d_out)
@@ -91,5 +92,5 @@ def backward_steps(
         dh = multiply(d_all)
         if mask is not None:
             dh.mul_(mask)
-        dc.mul_(f)
+        dc.addcmul_(dc, z, value=-1)
     return dh, dc
