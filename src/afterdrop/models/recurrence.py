@@ -61,8 +61,8 @@ def lstm_recurrence(
     """
     if torch.is_grad_enabled():
         return _Recurrence.apply(x_TBE, *state, *weights, *masks, input_gate)
-    y_TBH, n_TBH, _, _ = _forward(x_TBE, state, weights, input_gate, masks, keep=False)
-    return y_TBH, n_TBH[-1].mul(-0.5)
+    y_TBH, n_BH, _, _ = _forward(x_TBE, state, weights, input_gate, masks, keep=False)
+    return y_TBH, n_BH.mul(-0.5)
 
 
 class _Recurrence(torch.autograd.Function):
@@ -111,18 +111,17 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """h, n = −2c and t of all steps, and the gates after their nonlinearity (s, o, z, i).
 
-    Without `keep`, all but h are buffers of one step that each step overwrites: they stay in cache.
+    Without `keep`, all but h are of the last step: buffers that stay in cache.
     """
     w_x, w_h, bias = weights
     (time, batch, _), hidden = x_TBE.shape, w_h.shape[1]
     pre = linear(x_TBE.flatten(0, 1), w_x, bias).view(time, batch, -1)
     y = pre.new_empty(time, batch, hidden)
-    n, t = pre.new_empty(2, time if keep else 1, batch, hidden).expand(2, time, -1, -1)
-    gates = pre if keep else torch.empty_like(pre[:1]).expand_as(pre)
+    n, t = pre.new_empty((2, *(y.shape if keep else y.shape[1:])))
+    gates = pre if keep else torch.empty_like(pre[0])
     # All views are made here, once a window: a slice a step costs as much as a multiplication.
-    blocks = [block.unbind(0) for block in gates.split(hidden, dim=2)]
-    step_masks = [per_step(mask, time) for mask in masks]
-    steps = zip(*(tensor.unbind(0) for tensor in (pre, gates, y, n, t)), *step_masks, *blocks)
+    parts = (pre, gates, y, n, t, *masks, *gates.split(hidden, dim=-1))
+    steps = zip(*(per_step(part, time) for part in parts))
     _forward_steps(steps, state, accumulator(w_h, batch), input_gate)
     return y, n, t, gates
 
