@@ -35,7 +35,8 @@ def train(
 
     Recipes: ptb-24m, ptb-24m-retuned, ptb-24m-2layer, ptb-10m, ptb-10m-retuned, wikitext2-24m,
     enwik8-27m, enwik8-46m, ptb-char, mnist-mlp, pydoc-small, pydoc-char-small, digits-mlp; the
-    path of your own .toml file; or lm for your own folder of train.txt, valid.txt and test.txt.
+    path of your own .toml file; or lm for your own folder of train.txt, valid.txt and test.txt
+    (lm-char with --level char or byte).
 
     Examples:
       afterdrop train ptb-24m --data DIR --out runs/ptb
