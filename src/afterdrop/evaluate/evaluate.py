@@ -24,7 +24,7 @@ from afterdrop.evaluate.scores import Scores
 from afterdrop.evaluate.worker import Worker
 from afterdrop.family.member import Grid
 from afterdrop.family.temperature import Nodes, bracket
-from afterdrop.masks.mode import eval_mode as eval_mode
+from afterdrop.masks.mode import eval_mode
 from afterdrop.masks.rows import take_rows
 from afterdrop.masks.sites import Sites, find_sites
 from afterdrop.masks.uniforms import Plan, Scheme

@@ -34,7 +34,7 @@ from afterdrop.evaluate.accumulate import (
     cross_entropies,
     distribution,
 )
-from afterdrop.evaluate.evaluate import Settings, eval_mode, run_evaluation
+from afterdrop.evaluate.evaluate import Settings, run_evaluation
 from afterdrop.evaluate.passes import Batch, Reader
 from afterdrop.evaluate.protocol import Protocol, fingerprint
 from afterdrop.evaluate.ranks import split_multipliers
@@ -42,6 +42,7 @@ from afterdrop.evaluate.scores import Scores
 from afterdrop.evaluate.worker import Worker
 from afterdrop.family.member import Grid
 from afterdrop.family.temperature import COARSE, Nodes
+from afterdrop.masks.mode import eval_mode
 from afterdrop.masks.rows import Rows, take_rows
 from afterdrop.masks.sites import Sites
 from afterdrop.models import LanguageModel
