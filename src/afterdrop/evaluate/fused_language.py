@@ -53,10 +53,12 @@ def why_not(
 class FusedLanguageWorker(LanguageWorker):
     """Evaluates windows with the kernels."""
 
+    dtype = torch.float16  # of operands and logits; eight times finer than bfloat16
+
     def __init__(self, *args: Any, stream: StreamSettings) -> None:
         super().__init__(*args, stream=stream)
         assert isinstance(self.model, LanguageModel)
-        self.copies = Copies(self.model, torch.float16)
+        self.copies = Copies(self.model, self.dtype)
         self.copies.pack()
         self.device = self.model.softmax_bias.device
         self.draws = draws(self.protocol.plan, self.device)
@@ -82,7 +84,7 @@ class FusedLanguageWorker(LanguageWorker):
             self.device,
         )
         shape = self.targets_at_once * K, len(self.copies.softmax)
-        self._logits = torch.empty(shape, dtype=torch.float16, device=self.device)
+        self._logits = torch.empty(shape, dtype=self.dtype, device=self.device)
         self._buffers: dict[str, Tensor] = {}
 
     def _sampled(self, batch: Batch, number: int) -> Results:
@@ -151,7 +153,7 @@ class FusedLanguageWorker(LanguageWorker):
         copies, M = self.copies, len(self.multipliers)
         (W, time), K = tokens.shape, self.protocol.plan.num_samples
         H, L = copies.stack.w_h.shape[-1], len(self.weights)
-        E, half = copies.embedding.shape[1], torch.float16
+        E, half = copies.embedding.shape[1], self.dtype
         rows = M * W * K
         a = [self._buffer(f"a{at}", rows, w.shape[1], half) for at, w in enumerate(self.weights)]
         c = [self._buffer(f"c{at}", rows, H, torch.float32) for at in range(L)]

@@ -23,7 +23,8 @@ _BLOCK_K, _BLOCK_U = 32, 64
 Site = tuple[Tensor, Tensor, Tensor]  # words of places [P], of units [H], rates [M]
 
 
-@triton.jit
+# Sizes that differ from call to call are not compiled in: every value would be compiled anew.
+@triton.jit(do_not_specialize=["P"])
 def _drop(
     source,
     target,
@@ -128,7 +129,7 @@ def drop(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["W", "t"])
 def _cell(
     gates,  # [rows, 4H] before bias and nonlinearity
     bias,  # [4, H] float32

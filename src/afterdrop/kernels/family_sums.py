@@ -50,7 +50,7 @@ def _row_lse(logits, bias, targets, lse, chosen, lowest, V, stride, K, BLOCK: tl
     tl.store(lowest + row, tl.min(least, 0) - found)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["N"])
 def _power_sums(logits, bias, lse, sums, entropy, N, V, stride, size, K, BLOCK: tl.constexpr):
     n = tl.program_id(0)
     half = tl.program_id(2)
@@ -101,7 +101,7 @@ def _log_mean(at, half_stride, whole, inside, count, alpha, inverse_alpha):
     return tl.where(inside, mean, -1e30)
 
 
-@triton.jit(do_not_specialize=["first"])
+@triton.jit(do_not_specialize=["N", "first", "total"])
 def _nodes(
     sums,
     powers,
