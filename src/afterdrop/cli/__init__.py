@@ -8,6 +8,7 @@ import tyro
 
 from afterdrop.cli.data import data
 from afterdrop.cli.evaluate import evaluate
+from afterdrop.cli.report import report
 from afterdrop.cli.sample import sample
 from afterdrop.cli.score import score
 from afterdrop.cli.select import select
@@ -22,6 +23,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "evaluate": evaluate,
     "select": select,
     "test": test,
+    "report": report,
     "score": score,
     "sample": sample,
     "sites": sites,
@@ -33,6 +35,7 @@ _ABOUT = """Train once with dropout, choose the model afterwards.
   afterdrop sites    MODEL DATA            what is random in your own model
   afterdrop evaluate MODEL DATA --out RUN  scores of every member of the dropout family
   afterdrop select   RUN                   the best member, and how sure that is
+  afterdrop report   RUN                   one page about it: RUN/report.html
 
   afterdrop train    RECIPE --out RUN      train a model of the paper, or on your own text
   afterdrop evaluate RUN                   scores of every member on its validation data

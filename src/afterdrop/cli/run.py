@@ -1,52 +1,22 @@
-"""Run folders: where things lie in them, and evaluating the model that was trained in one."""
+"""Evaluating the model that was trained in a run folder."""
 
 from pathlib import Path
 from typing import Any
 
 from afterdrop.data import ImageSet, TextSet, batches
-from afterdrop.errors import DataError, FileError
+from afterdrop.errors import DataError
 from afterdrop.evaluate.evaluate import Settings, run_evaluation
 from afterdrop.evaluate.language import StreamSettings, evaluate_text
 from afterdrop.evaluate.scores import Scores
-from afterdrop.family.member import Member
 from afterdrop.models import LanguageModel
 from afterdrop.train import LoadedRun
 
 IMAGES_AT_ONCE = 500
 
 
-def scores_path(run: Path, split: str) -> Path:
-    """The scores of a split."""
-    return run / "scores" / f"{split}.safetensors"
-
-
 def parts_path(run: Path, split: str) -> Path:
     """Finished parts of an evaluation that has not ended."""
     return run / "scores" / f"{split}.parts"
-
-
-def member_path(run: Path) -> Path:
-    """The chosen member."""
-    return run / "member.json"
-
-
-def load_scores(run: Path, split: str) -> Scores:
-    """The scores of a split, or an error that says how to make them."""
-    path = scores_path(run, split)
-    if not path.exists():
-        raise FileError(
-            f"{run} has no scores of the split {split!r}; make them with afterdrop evaluate "
-            f"(--split {split})"
-        )
-    return Scores.load(path)
-
-
-def load_choice(run: Path) -> tuple[Member, dict[str, Any]]:
-    """The chosen member and the protocol it was chosen under."""
-    path = member_path(run)
-    if not path.exists():
-        raise FileError(f"{run} has no chosen member; choose one with: afterdrop select {run}")
-    return Member.load(path), Member.load_notes(path)
 
 
 def is_run(text: str) -> bool:

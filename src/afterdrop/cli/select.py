@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 from tyro.conf import Positional
 
-from afterdrop.cli.run import load_scores, member_path
 from afterdrop.family.member import DET
+from afterdrop.select.folder import load_scores, member_path
 from afterdrop.select.select import select as select_member
 
 

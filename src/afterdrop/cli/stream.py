@@ -6,11 +6,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from afterdrop.cli.run import load_choice
 from afterdrop.data import TextSet
 from afterdrop.errors import DataError
 from afterdrop.evaluate.language import StreamSettings
 from afterdrop.models import LanguageModel
+from afterdrop.select.folder import load_choice
 from afterdrop.select.stream import StreamPredictor
 from afterdrop.train import load_model
 

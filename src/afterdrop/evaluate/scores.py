@@ -207,7 +207,11 @@ class Scores:
         return self._metric(member, mean - self.tensors["mc_mean_entropy"][row])
 
     def by_frequency(
-        self, member: Member, counts: Tensor, bands: Sequence[tuple[float, float]]
+        self,
+        member: Member,
+        counts: Tensor,
+        bands: Sequence[tuple[float, float]],
+        against: Member | None = None,
     ) -> list[tuple[tuple[float, float], int, Estimate | None]]:
         """XE by how often the target's class occurred in training.
 
@@ -215,6 +219,7 @@ class Scores:
             member: The member.
             counts: [V] training counts of the classes.
             bands: Pairs (low, high): classes with low < count <= high. They may overlap.
+            against: Another member, for paired differences `member` minus `against` instead.
 
         Returns:
             Band, number of targets and estimate (None for an empty band).
@@ -225,6 +230,7 @@ class Scores:
                 f"{self.protocol.num_classes} classes"
             )
         values, at = self.values(member), counts[self.tensors["targets"]]
+        values = values if against is None else values.minus(self.values(against))
         rows: list[tuple[tuple[float, float], int, Estimate | None]] = []
         for low, high in bands:
             chosen = (at > low) & (at <= high)

@@ -1,6 +1,7 @@
-"""Calibration of confidences: expected calibration error with equal-width or equal-mass bins.
+"""Calibration of confidences: expected calibration error, and risk against coverage.
 
 ECE = Σ_bins (n_bin/N) · |accuracy in the bin − mean confidence in the bin|
+risk(c) = share of errors among the share c of predictions with the highest confidence
 """
 
 from typing import Literal
@@ -53,3 +54,28 @@ def calibration_error(
     """
     share, confident, accurate = calibration_bins(confidence, correct, num_bins, binning)
     return (share * (confident - accurate).abs()).sum().item()
+
+
+def risk_coverage(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
+    """Coverage and risk when predictions below a confidence are refused, from few kept to all.
+
+    Equal confidences are kept or refused together, so the curve has one point a distinct
+    confidence and does not depend on the order of the targets.
+
+    Args:
+        confidence: [N] probability of the predicted class.
+        correct: [N] whether the prediction was right.
+
+    Returns:
+        Coverage and risk, one entry a distinct confidence; the last is everything kept.
+
+    Example:
+        >>> risk_coverage(torch.tensor([0.9, 0.6, 0.9]), torch.tensor([True, False, True]))
+        (tensor([0.6667, 1.0000], dtype=torch.float64), tensor([0.0000, 0.3333], dtype=torch.float64))
+    """
+    ordered, order = confidence.sort(descending=True, stable=True)
+    wrong = (~correct.bool())[order].double().cumsum(0)
+    kept = torch.arange(1, len(ordered) + 1, dtype=torch.float64)
+    last = torch.ones(len(ordered), dtype=torch.bool)
+    last[:-1] = ordered[:-1] != ordered[1:]
+    return kept[last] / len(ordered), (wrong / kept)[last]

@@ -1,0 +1,48 @@
+"""afterdrop report: one page about a run."""
+
+from pathlib import Path
+
+from tyro.conf import Positional
+
+
+def report(
+    run: Positional[Path],
+    /,
+    out: Path | None = None,
+    split: str = "valid",
+    classes: Path | None = None,
+    data_folder: Path | None = None,
+) -> None:
+    """Write one self-contained HTML page about a run, for people who never read the paper.
+
+    The page leads with what was chosen, what it gained over deterministic evaluation and how
+    certain that is. Then come the maps and curves, each with how to read it, the training curves,
+    the protocol and the commands that repeat it all. It needs no network, works on a phone, in
+    dark mode and on paper, and says what is missing in the run and how to make it.
+
+    Examples:
+      afterdrop report runs/ptb
+      afterdrop report runs/mine --classes classes.json
+
+    Args:
+        run: A run folder: of afterdrop train, or one with scores of your own model.
+        out: Where the page goes; RUN/report.html by default.
+        split: The scores that members are chosen on.
+        classes: JSON object from class name to training count, in the order of the classes, such
+            as {"cat": 5000, "dog": 120}; a run of afterdrop train finds them in its data.
+        data_folder: The folder of the named data sets, if not the one of training.
+    """
+    # Here, because these need matplotlib, which other verbs do without.
+    from afterdrop.report.page import write_report
+    from afterdrop.report.run import read_run
+    from afterdrop.report.words import certainty, headline
+
+    found = read_run(run, split, classes, data_folder)
+    path = run / "report.html" if out is None else out
+    outcome = write_report(found, path)
+    print(f"Wrote {path}.")
+    if outcome is not None:
+        print(headline(outcome, found.unit))
+        print("\n".join(certainty(outcome)[:2]))
+    for line in found.missing:
+        print(f"Missing: {line}.")

@@ -1,0 +1,1 @@
+"""Figures and the HTML page of runs: pure functions of Scores and of a run's folder."""

@@ -1,0 +1,120 @@
+"""What was trained, how it was evaluated, and how to repeat both."""
+
+from typing import Any
+
+from afterdrop.evaluate.protocol import Protocol
+from afterdrop.report import figures
+from afterdrop.report.commands import repeat_commands
+from afterdrop.report.parts import Section, Table
+from afterdrop.report.run import Run
+from afterdrop.report.sections import picture
+from afterdrop.report.words import number
+
+_STREAM = {
+    "time": "window (tokens)",
+    "stripes": "stripes of the text",
+    "carry": "state carried from window to window",
+    "lifetime": "masks shared over time live for a",
+}
+
+
+def trained_section(run: Run) -> Section:
+    """The model, its data and its dropout sites."""
+    section = Section("trained", "What was trained")
+    if run.config is None:
+        section.paragraphs.append(
+            "Nothing was trained in this folder: the scores are those of a model of your own."
+        )
+    else:
+        section.tables.append(Table("The model and its data", ("what", "value"), _trained(run)))
+    if run.scores is not None:
+        rows = [
+            (str(name), str(op), "its own" if rate is None else f"{rate:g}", str(calls))
+            for name, op, rate, calls in run.scores.protocol.sites
+        ]
+        head = ("dropout site", "operator", "rate", "calls a pass")
+        section.tables.append(Table("What is random in it", head, rows))
+    return section
+
+
+def _trained(run: Run) -> list[tuple[str, str]]:
+    config, facts = run.config, run.facts
+    assert config is not None
+    data = facts.get("data", {})
+    kind = {"language_model": "LSTM language model", "classifier": "classifier"}
+    model = facts.get("model", {})
+    rows: list[tuple[str, Any]] = [
+        ("data", data.get("name", config.data.name)),
+        ("training targets", _count(data.get("targets"))),
+        ("classes", _count(data.get("vocabulary", model.get("classes")))),
+        ("model", kind.get(config.model.kind, config.model.kind)),
+        ("hidden units", ", ".join(map(str, model.get("hidden_sizes", ()))) or None),
+        ("parameters", _count(facts.get("parameters"))),
+        ("objective", "dropout, one mask sample" if config.objective.samples == 1
+         else f"dropout, {config.objective.samples} mask samples"),
+        ("optimiser", f"{config.optimiser.name}, learning rate {config.optimiser.learning_rate:g}"),
+        ("L2 penalty", f"{config.objective.l2_penalty:g}"),
+        ("seed", config.seed),
+    ]  # fmt: skip
+    if run.metrics:
+        last = run.metrics[-1]
+        rows.append(("training steps", _count(last.get("step"))))
+        rows.append(("training time", f"{number(last.get('seconds', 0.0) / 60, 1)} minutes"))
+    return [(what, str(value)) for what, value in rows if value is not None]
+
+
+def _count(value: Any) -> str | None:
+    return f"{value:,}" if isinstance(value, int) else None
+
+
+def training_section(run: Run) -> Section:
+    """Training curves."""
+    section = Section("training", "Training curves")
+    if len(run.metrics) > 1:
+        section.pictures.append(
+            picture(
+                figures.training_curves(run.metrics),
+                "training",
+                "Loss while training",
+                "The training loss is measured with dropout and therefore higher than without. "
+                "Validation is deterministic, at temperature 1 and at its best.",
+            )
+        )
+    elif run.config is not None:
+        section.missing.append("metrics.jsonl has fewer than two turns; train on for curves")
+    return section
+
+
+def protocol_section(protocol: Protocol, targets: int, examples: int) -> Section:
+    """Everything that the numbers depend on."""
+    grid, plan = protocol.grid, protocol.plan
+    names = {"lhs": "Latin hypercube halves", "iid": "independent", "antithetic": "antithetic pairs"}
+    where = {"mean": "the averaged distribution", "sample": "each sample before averaging"}
+    rows = [
+        ("split", protocol.split),
+        ("targets", f"{targets:,} in {examples:,} examples"),
+        ("mask samples K", str(plan.num_samples)),
+        ("masks", f"{names.get(plan.scheme, plan.scheme)}, {plan.blocks} independent blocks"),
+        ("seed of the masks", str(plan.seed)),
+        ("masks of examples", "shared" if protocol.shared else "independent"),
+        ("alphas", ", ".join(f"{a:g}" for a in grid.alphas)),
+        ("multipliers", ", ".join(f"{m:g}" for m in grid.multipliers)),
+        ("temperature acts on", where[grid.temper]),
+        ("bracket of temperatures", f"{protocol.low:g} to {protocol.high:g}"),
+        ("classes", f"{protocol.num_classes:,}"),
+        *((_STREAM.get(name, name), str(value)) for name, value in protocol.stream),
+        ("randomness left off", ", ".join(" ".join(entry) for entry in protocol.off) or "none"),
+        ("fingerprint of the weights", protocol.fingerprint),
+    ]
+    return Section("protocol", "How it was evaluated", tables=[Table("Protocol", ("what", "value"), rows)])  # fmt: skip
+
+
+def commands_section(run: Run) -> Section:
+    """How to repeat it."""
+    section = Section("repeat", "To repeat it", commands=repeat_commands(run))
+    if run.scores is not None and run.config is None:
+        section.paragraphs.append(
+            "pkg.module:load_model and pkg.module:batches stand for the import paths of your model "
+            "and data, which the scores do not record."
+        )
+    return section

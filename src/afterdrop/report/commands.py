@@ -1,0 +1,96 @@
+"""The commands that repeat a run, from what its files recorded."""
+
+import json
+import shlex
+from typing import Any
+
+from afterdrop import recipes
+from afterdrop.data import names as data_names
+from afterdrop.evaluate.protocol import Protocol
+from afterdrop.report.run import Run
+from afterdrop.train.config import TrainConfig
+
+_OWN_TEXT = "pydoc-small"  # what `afterdrop train lm` starts from
+
+
+def repeat_commands(run: Run) -> list[str]:
+    """What to type to make this run, and this report, again."""
+    path = shlex.quote(str(run.path))
+    lines = [] if run.config is None else [_train(run.config, path)]
+    if run.scores is not None:
+        lines.append(_evaluate(run.scores.protocol, path, trained=run.config is not None))
+        samples = run.notes.get("num_samples", run.scores.num_samples)
+        extra = f" --num-samples {samples}" if samples != run.scores.num_samples else ""
+        split = f" --split {shlex.quote(run.split)}" if run.split != "valid" else ""
+        lines.append(f"afterdrop select {path}{split}{extra}")
+        if run.config is not None:
+            lines.append(f"afterdrop test {path}")
+    return [*lines, f"afterdrop report {path}"]
+
+
+def _train(config: TrainConfig, path: str) -> str:
+    """The nearest recipe with what differs from it."""
+    own = config.data.name not in data_names()
+    content = _flat(config)
+    if own:  # a folder of the user's
+        name, base = "lm", _flat(recipes.load(_OWN_TEXT).config)
+        content = {k: v for k, v in content.items() if not k.startswith("data.")}
+        options = [f"--data {shlex.quote(config.data.name)}"]
+        options += [f"--level {config.data.level}"] if config.data.level else []
+        options += [f"--min-count {config.data.min_count}"] if config.data.min_count else []
+    else:
+        known = {name: _flat(recipes.load(name).config) for name in recipes.names()}
+        name = min(known, key=lambda n: len(_changes(known[n], content)))
+        base, options = known[name], []
+        if not config.data.name.startswith("builtin:"):
+            options = ["--data DIR"]
+    options += [f"--set {shlex.quote(change)}" for change in _changes(base, content)]
+    return " ".join([f"afterdrop train {name}", *options, f"--out {path}"])
+
+
+def _flat(config: TrainConfig) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for section, value in config.to_dict().items():
+        if isinstance(value, dict):
+            flat.update({f"{section}.{name}": entry for name, entry in value.items()})
+        else:
+            flat[section] = value
+    return flat
+
+
+def _changes(base: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    """`name=value` for what differs; a setting to be taken away has no value to write."""
+    return [
+        f"{name}={json.dumps(value)}"
+        for name, value in wanted.items()
+        if base.get(name) != value and value is not None
+    ]
+
+
+def _evaluate(protocol: Protocol, path: str, *, trained: bool) -> str:
+    grid, plan = protocol.grid, protocol.plan
+    start = f"afterdrop evaluate {path}"
+    if not trained:
+        start = f"afterdrop evaluate pkg.module:load_model pkg.module:batches --out {path}"
+    stream = dict(protocol.stream)
+    options = {
+        "split": protocol.split,
+        "num-samples": plan.num_samples,
+        "alphas": " ".join(f"{a:g}" for a in grid.alphas),
+        "multipliers": " ".join(f"{m:g}" for m in grid.multipliers),
+        "temper": grid.temper,
+        "masks": plan.scheme,
+        "blocks": plan.blocks,
+        "seed": plan.seed,
+        "window": stream.get("time"),
+        "stripes": stream.get("stripes"),
+        "carry": stream.get("carry"),
+        "lifetime": stream.get("lifetime"),
+    }
+    defaults = {"split": "valid", "temper": "mean", "masks": "lhs", "blocks": 2, "seed": 0}
+    shown = [
+        f"--{name} {value if name in ('alphas', 'multipliers') else shlex.quote(str(value))}"
+        for name, value in options.items()
+        if value is not None and value != defaults.get(name)
+    ]
+    return " ".join([start, *shown])

@@ -1,0 +1,28 @@
+"""Every figure of the report, as functions that take Scores and return matplotlib Axes.
+
+    from afterdrop.report import figures
+    figures.family_map(scores).figure.savefig("map.pdf")
+
+Each takes `ax=` to draw into axes of your own; without it, it makes a figure in the report's style.
+"""
+
+from afterdrop.report.curves import sample_curves, temperature_curves
+from afterdrop.report.frequency import gain_by_class, gain_by_frequency
+from afterdrop.report.gaps import bounds_stacked, tightness
+from afterdrop.report.maps import family_map
+from afterdrop.report.training import training_curves, validation_curves
+from afterdrop.report.trust import reliability_diagram, risk_coverage_curves
+
+__all__ = [
+    "bounds_stacked",
+    "family_map",
+    "gain_by_class",
+    "gain_by_frequency",
+    "reliability_diagram",
+    "risk_coverage_curves",
+    "sample_curves",
+    "temperature_curves",
+    "tightness",
+    "training_curves",
+    "validation_curves",
+]

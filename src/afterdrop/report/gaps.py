@@ -1,0 +1,142 @@
+"""The dropout objective as a lower bound: what lies between it and each member, and how tight."""
+
+from collections.abc import Sequence
+
+from afterdrop.evaluate.scores import Scores
+from afterdrop.family.member import Member
+from afterdrop.report.style import (
+    Axes,
+    axes,
+    colour,
+    log_axis,
+    plain,
+    power_colour,
+    power_name,
+    spread_out,
+)
+
+_NAMES = ("dropout objective (the bound)", "+ Jensen gap", "+ normaliser gap")
+
+
+def bounds_stacked(
+    scores: Scores,
+    *,
+    alphas: Sequence[float] | None = None,
+    multipliers: Sequence[float] | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """Each member's objective as the dropout objective plus its two gaps, at T = 1.
+
+    Groups are multipliers; within a group, bars are alphas from left to right. Heights are mean
+    log-probabilities of the targets: the top of a bar is minus the member's cross entropy.
+
+    Args:
+        scores: The scores.
+        alphas: Which; at most three of those evaluated by default.
+        multipliers: Which; at most five above 0 by default. 0 is always shown.
+        ax: Where to draw; a new figure by default.
+
+    Returns:
+        The axes.
+
+    Example:
+        >>> import afterdrop as ad, torch
+        >>> net = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(4, 3))
+        >>> data = [(torch.randn(16, 4), torch.randint(3, (16,)))]
+        >>> scores = ad.evaluate(net, data, num_samples=4)
+        >>> bounds_stacked(scores).get_xlabel()
+        'multiplier of the dropout rates'
+    """
+    ax = axes(ax)
+    grid = scores.protocol.grid
+    powers = spread_out(grid.alphas, 3) if alphas is None else list(alphas)
+    shown = spread_out(grid.stochastic, 5) if multipliers is None else list(multipliers)
+    places, parts, ticks = [], [], []
+    for group, multiplier in enumerate([0.0, *shown]):
+        for index, alpha in enumerate(powers if multiplier else powers[:1]):
+            offset = (index - (len(powers) - 1) / 2) if multiplier else 0.0
+            found = scores.bounds(Member(alpha, multiplier))
+            places.append(group + 0.27 * offset)
+            parts.append((found.bound, found.jensen_gap, found.normaliser_gap))
+            ticks.append("DET" if not multiplier else f"{alpha:g}")
+    bottoms, tops = [p[0] for p in parts], [sum(p) for p in parts]
+    floor = min(bottoms) - 0.25 * (max(tops) - min(bottoms) or 1.0)
+    colours = (colour("slate"), colour("vermilion"), colour("blue"))
+    for part, (name, face) in enumerate(zip(_NAMES, colours)):
+        base = [floor] * len(parts) if part == 0 else [sum(p[:part]) for p in parts]
+        heights = [p[0] - floor if part == 0 else p[part] for p in parts]
+        look = {"alpha": 0.35} if part == 0 else {}
+        ax.bar(places, heights, 0.24, bottom=base, color=face, label=name, **look)
+    for place, top, text in zip(places, tops, ticks):
+        ax.annotate(
+            text, (place, top), (0, 2), textcoords="offset points", ha="center", fontsize=6.5
+        )
+    ax.set_ylim(floor, max(tops) + 0.34 * (max(tops) - floor))
+    ax.set_xticks(range(len(shown) + 1), [f"{m:g}" for m in (0.0, *shown)])
+    ax.grid(False, axis="x")
+    ax.set_xlabel("multiplier of the dropout rates")
+    ax.set_ylabel("log-probability of the target (nats)")
+    ax.legend(loc="upper right", ncols=3, columnspacing=1.0, handlelength=1.0, fontsize=7.5)
+    return ax
+
+
+def tightness(
+    scores: Scores | Sequence[Scores],
+    *,
+    alphas: Sequence[float] | None = None,
+    labels: Sequence[str] | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """The Jensen gap against the variance of predictions, as the multiplier goes to 0.
+
+    The band is the theory: lower and upper bounds on the gap of K samples (Liao and Berg, 2017),
+    averaged over targets. Both axes are logarithmic; a point's number is its multiplier.
+
+    Args:
+        scores: The scores; several for several runs, each at its largest alpha.
+        alphas: Which; the smallest above 0 and the largest by default.
+        labels: Names of several runs.
+        ax: Where to draw; a new figure by default.
+
+    Returns:
+        The axes.
+
+    Example:
+        >>> import afterdrop as ad, torch
+        >>> net = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(4, 3))
+        >>> data = [(torch.randn(16, 4), torch.randint(3, (16,)))]
+        >>> scores = ad.evaluate(net, data, num_samples=4)
+        >>> tightness(scores).get_xscale()
+        'log'
+    """
+    ax = axes(ax)
+    if isinstance(scores, Scores):
+        positive = [a for a in scores.protocol.grid.alphas if a > 0]
+        shown = sorted({positive[0], positive[-1]}) if alphas is None and positive else alphas or ()
+        lines = [(scores, alpha, power_name(alpha), power_colour((0.0, *shown), alpha))
+                 for alpha in shown]  # fmt: skip
+    else:
+        names = labels or [source.split for source in scores]
+        palette = ("blue", "vermilion", "teal", "purple", "ochre", "slate")
+        lines = [(source, max(source.protocol.grid.alphas), plain(name), colour(palette[i % 6]))
+                 for i, (source, name) in enumerate(zip(scores, names))]  # fmt: skip
+    for source, alpha, name, shade in lines:
+        members = [Member(alpha, m) for m in source.protocol.grid.stochastic]
+        found = [(m.multiplier, source.bounds(m)) for m in members]
+        found = [(m, b) for m, b in found if b.variance > 0 and b.jensen_gap > 0]
+        x = [b.variance for _, b in found]
+        ax.fill_between(x, [b.jensen_lower for _, b in found], [b.jensen_upper for _, b in found],
+                        color=shade, alpha=0.2, linewidth=0, label=f"theory, {name}")  # fmt: skip
+        ax.plot(x, [b.jensen_gap for _, b in found], marker="o", color=shade, label=f"gap, {name}")
+        for multiplier, bounds in found if name == lines[-1][2] else []:
+            ax.annotate(f"{multiplier:g}", (bounds.variance, bounds.jensen_gap), (-3, 4),
+                        textcoords="offset points", ha="right", fontsize=7,
+                        color=colour("muted"))  # fmt: skip
+    ax.set_xscale("log")
+    ax.set_yscale("log")
+    log_axis(ax.xaxis)
+    log_axis(ax.yaxis)
+    ax.set_xlabel("variance of the target's probability over masks")
+    ax.set_ylabel("Jensen gap (nats)")
+    ax.legend(loc="lower right")
+    return ax

@@ -1,0 +1,120 @@
+"""One self-contained HTML page of a run: no script, no request, all text escaped."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import jinja2
+import matplotlib
+
+from afterdrop.errors import AfterdropError
+from afterdrop.files import write_atomic
+from afterdrop.report.background import (
+    commands_section,
+    protocol_section,
+    trained_section,
+    training_section,
+)
+from afterdrop.report.outcome import Outcome, find_outcome
+from afterdrop.report.parts import Page, Section
+from afterdrop.report.result import cards, summary_section
+from afterdrop.report.run import Run
+from afterdrop.report.sections import (
+    bounds_section,
+    frequency_section,
+    map_section,
+    samples_section,
+    temperature_section,
+    trust_section,
+)
+from afterdrop.report.style import STYLE, THEME
+from afterdrop.report.words import certainty, headline
+
+
+def build_page(run: Run) -> tuple[Page, Outcome | None]:
+    """The page of a run as plain data, and the outcome that it leads with."""
+    outcome = find_outcome(run)
+    with matplotlib.rc_context(STYLE):
+        sections = [made for make in _makers(run, outcome) if not (made := _made(make)).empty]
+    what = "model of your own"
+    if run.config is not None:
+        what = f"{run.config.model.kind.replace('_', ' ')} trained on {run.config.data.name}"
+    chosen = "" if run.chosen or outcome is None else " No member.json yet: this is what afterdrop select would choose."  # fmt: skip
+    page = Page(
+        run.name,
+        what,
+        headline(outcome, run.unit) + chosen if outcome else "There is no result yet.",
+        certainty(outcome) if outcome else [],
+        cards(outcome, run.unit) if outcome else [],
+        sections,
+        run.missing,
+    )
+    return page, outcome
+
+
+def _makers(run: Run, outcome: Outcome | None) -> list[Callable[[], Section]]:
+    """The sections in their order; those without what they need are left out."""
+    scores = run.scores
+    makers: list[Callable[[], Section]] = []
+    if outcome is not None:
+        makers.append(lambda: summary_section(outcome, run.unit))
+    makers.append(lambda: trained_section(run))
+    if scores is not None:
+        makers.append(lambda: map_section(scores, outcome.member if outcome else None))
+    if outcome is not None:
+        trained = run.config is not None
+        makers += [
+            lambda: temperature_section(outcome),
+            lambda: trust_section(outcome),
+            lambda: frequency_section(outcome, run.classes, trained=trained),
+        ]
+    if scores is not None:
+        groups = int(scores.clusters.max()) + 1
+        makers += [
+            lambda: bounds_section(scores),
+            lambda: samples_section(scores, outcome.member if outcome else None),
+        ]
+    makers.append(lambda: training_section(run))
+    if scores is not None:
+        makers.append(lambda: protocol_section(scores.protocol, scores.num_targets, groups))
+    return [*makers, lambda: commands_section(run)]
+
+
+def _made(make: Callable[[], Section]) -> Section:
+    """A section; if it cannot be made from these data, one that says why."""
+    try:
+        return make()
+    except AfterdropError as error:
+        return Section("failed", "A part that could not be drawn", missing=[str(error)])
+
+
+def render(page: Page) -> str:
+    """The HTML of a page.
+
+    Example:
+        >>> html = render(Page("<script>", "s", "h", [], [], []))
+        >>> "<script>" in html, "&lt;script&gt;" in html
+        (False, True)
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("afterdrop.report"),
+        autoescape=True,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )
+    return environment.get_template("page.html.jinja").render(page=page, theme=THEME)
+
+
+def write_report(run: Run, path: Path) -> Outcome | None:
+    """Writes the report of a run, atomically.
+
+    Args:
+        run: From `read_run`.
+        path: Where the HTML goes.
+
+    Returns:
+        The outcome, or None if there are no usable scores.
+    """
+    page, outcome = build_page(run)
+    write_atomic(path, render(page).encode())
+    return outcome

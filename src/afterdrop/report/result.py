@@ -1,0 +1,127 @@
+"""The top of the page: cards, the table of members that matter, the ranking."""
+
+import math
+
+from afterdrop.evaluate.scores import Scores
+from afterdrop.family.member import DET, Member
+from afterdrop.report.outcome import Outcome
+from afterdrop.report.parts import Card, Section, Table
+from afterdrop.report.words import in_words, number, with_error
+
+_SHOWN = 8  # candidates of the ranking
+
+
+def cards(outcome: Outcome, unit: str) -> list[Card]:
+    """The numbers that stand out."""
+    scores = outcome.scores
+    found, source = outcome.evidence
+    before, after = scores.xe(DET), scores.xe(outcome.member)
+    split = f"nats a {unit}, {scores.split}"
+    share = outcome.temperature_share
+    shown = [
+        Card("Gain", f"{found.value:+.4f} ± {number(found.error)}", f"nats, {source}"),
+        Card("Ordinary evaluation", number(before.value), split),
+        Card("Chosen member", number(after.value), split),
+    ]
+    if unit == "word":
+        ratio = f"{math.exp(before.value):.2f} → {math.exp(after.value):.2f}"
+        shown.append(Card("Perplexity", ratio, f"{scores.split}; lower is better"))
+    elif math.isfinite(share):
+        shown.append(Card("From temperature alone", f"{100 * share:.0f} %", "of the gain"))
+    return shown
+
+
+def shown_members(outcome: Outcome) -> dict[str, Member]:
+    """The members that tables and curves compare, by short names."""
+    shown = {
+        "deterministic, T = 1": DET,
+        f"deterministic, T = {outcome.tempered.temperature:.3g}": outcome.tempered,
+    }
+    usual = Member(1.0, 1.0, temper=outcome.scores.protocol.grid.temper)
+    if usual in outcome.scores.members and math.isfinite(outcome.scores.xe(usual).value):
+        shown["usual MC dropout (α = 1, ×1, T = 1)"] = usual
+    if outcome.member not in shown.values():
+        shown[f"chosen: {short(outcome.member)}"] = outcome.member
+    return shown
+
+
+def short(member: Member) -> str:
+    """A member in a few letters.
+
+    Example:
+        >>> short(Member(0.5, 0.8, 1.02))
+        'α = 0.5, ×0.8, T = 1.02'
+    """
+    tail = f"T = {member.temperature:.3g}"
+    if member.deterministic:
+        return f"deterministic, {tail}"
+    return f"α = {member.alpha:g}, ×{member.multiplier:g}, {tail}"
+
+
+def summary_section(outcome: Outcome, unit: str) -> Section:
+    """Cross entropy, accuracy and calibration of the members that matter, and the ranking."""
+    members = shown_members(outcome)
+    section = Section("chosen", "What was chosen")
+    section.paragraphs.append(
+        f"The choice: {in_words(outcome.member, outcome.num_samples)}. Cross entropy (XE) is the "
+        "average of −log p(right answer) in nats; lower is better, and 0.01 less makes the right "
+        "answer 1 % more probable. ± is one standard error, of the masks and the data together."
+    )
+    section.tables.append(_summary(outcome.scores, members, unit))
+    if outcome.test is not None:
+        held = set(outcome.test.members)
+        usable = {k: m for k, m in members.items() if m.at_temperature(1.0) in held}
+        section.tables.append(_summary(outcome.test, usable, unit))
+    if outcome.selection is not None:
+        section.tables += _ranking(outcome)
+    return section
+
+
+def _summary(scores: Scores, members: dict[str, Member], unit: str) -> Table:
+    head = ["member", "XE (nats)", "± error", "accuracy", "Brier", "ECE"]
+    head += ["perplexity"] if unit == "word" else ["bits"] if unit in ("char", "byte") else []
+    rows = []
+    for name, member in members.items():
+        xe = scores.xe(member)
+        row = [name, number(xe.value), number(xe.error)]
+        row += [number(scores.accuracy(member).value), number(scores.brier(member).value)]
+        row.append(number(scores.ece(member)))
+        if unit == "word":
+            row.append(number(math.exp(xe.value), 2))
+        elif unit in ("char", "byte"):
+            row.append(number(xe.value / math.log(2)))
+        rows.append(tuple(row))
+    marked = frozenset({len(rows) - 1} if len(rows) > 1 else ())
+    return Table(f"On {scores.split} data ({scores.num_targets:,} targets)", tuple(head), rows, marked)
+
+
+def _ranking(outcome: Outcome) -> list[Table]:
+    selection = outcome.selection
+    assert selection is not None
+    ranking = list(enumerate(selection.ranking, 1))
+    shown = ranking[:_SHOWN]
+    wanted = (DET, outcome.tempered, outcome.member)
+    shown += [(place, c) for place, c in ranking[_SHOWN:] if c.member in wanted]
+    rows = [
+        (
+            str(place),
+            short(c.member) + (" (T at the edge of its bracket)" if c.at_edge else ""),
+            number(c.xe),
+            with_error(c.difference) if place > 1 else "—",
+        )
+        for place, c in shown
+    ]
+    marked = frozenset(i for i, (_, c) in enumerate(shown) if c.member == outcome.member)
+    best = Table(
+        f"Best of {len(ranking)} candidates on {outcome.scores.split} data",
+        ("place", "member", "XE (nats)", "behind the best"),
+        rows,
+        marked,
+    )
+    often = [
+        (f"{100 * share:.0f} %", f"{short(m).rsplit(', T', 1)[0]}, T {'fitted' if t else '= 1'}")
+        for m, t, share in selection.recurrence[:5]
+    ]
+    if not often:
+        return [best]
+    return [best, Table("How often resampled examples choose", ("share", "member"), often)]

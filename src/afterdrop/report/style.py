@@ -1,0 +1,189 @@
+"""How figures look: colours by role, axes without global state, and what goes into a legend.
+
+Every colour has a name and a light and a dark form. Figures are drawn in the light form; a page
+writes the names instead (`svg.inline_svg`) and so follows the reader's colour scheme. Series differ
+in marker and dash as well as in colour.
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from afterdrop.errors import ExtraError, ScoresError
+from afterdrop.evaluate.scores import Scores
+from afterdrop.family.member import Member
+
+try:
+    import matplotlib
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+except ImportError as error:
+    raise ExtraError(
+        "figures and reports need matplotlib: pip install 'afterdrop[report]'"
+    ) from error
+
+__all__ = ["Axes", "Figure"]
+
+THEME: dict[str, tuple[str, str]] = {  # name: light, dark
+    "ink": ("#1c2127", "#e6e9ed"),
+    "muted": ("#56606c", "#a7b0bc"),
+    "grid": ("#dde1e6", "#333c47"),
+    "paper": ("#fefefe", "#15191f"),
+    "blue": ("#0069b4", "#63b1f6"),
+    "vermilion": ("#c4481c", "#ff9569"),
+    "teal": ("#007f6b", "#3fc9b1"),
+    "purple": ("#8c3a89", "#dc9cdf"),
+    "ochre": ("#946500", "#e0b64f"),
+    "slate": ("#5e6a77", "#aab4bf"),
+    # From the geometric (0) to the arithmetic mean (4): one ramp, blue to red.
+    "power0": ("#0a5fae", "#68b4ff"),
+    "power1": ("#5a62b5", "#9ba6ff"),
+    "power2": ("#91559f", "#cf9be6"),
+    "power3": ("#b94a74", "#fb95b4"),
+    "power4": ("#c5461f", "#ff9a6b"),
+}
+SERIES = ("blue", "vermilion", "teal", "purple", "ochre", "slate")
+MARKERS = ("o", "s", "^", "D", "v", "P")
+DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)), (0, (1, 1)))
+WIDTH, HEIGHT = 5.0, 3.5  # inches: legible at the width of a phone and of a column
+
+STYLE: dict[str, Any] = {
+    "axes.axisbelow": True,
+    "axes.edgecolor": THEME["muted"][0],
+    "axes.facecolor": "none",
+    "axes.grid": True,
+    "axes.labelcolor": THEME["ink"][0],
+    "axes.labelsize": 9.5,
+    "axes.linewidth": 0.8,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlelocation": "left",
+    "axes.titlesize": 10,
+    "axes.unicode_minus": True,
+    "errorbar.capsize": 2.0,
+    "figure.facecolor": "none",
+    "font.family": ["sans-serif"],
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 9,
+    "grid.color": THEME["grid"][0],
+    "grid.linewidth": 0.7,
+    "legend.fontsize": 8.5,
+    "legend.frameon": False,
+    "legend.handlelength": 2.2,
+    "lines.linewidth": 1.6,
+    "lines.markersize": 4.5,
+    "savefig.facecolor": "none",
+    "svg.fonttype": "none",
+    "text.color": THEME["ink"][0],
+    "xtick.color": THEME["muted"][0],
+    "xtick.labelsize": 8.5,
+    "ytick.color": THEME["muted"][0],
+    "ytick.labelsize": 8.5,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Series:
+    """One line of a figure: a member of some Scores, and what the legend calls it."""
+
+    scores: Scores
+    member: Member
+    label: str
+
+
+def series(
+    scores: Scores | Sequence[Scores],
+    members: Sequence[Member],
+    labels: Sequence[str] | None = None,
+) -> list[Series]:
+    """The lines of a figure: members of one Scores, or of one Scores each.
+
+    Args:
+        scores: One for all members, or one a member.
+        members: The members.
+        labels: Names for the legend; by default the members in words.
+
+    Raises:
+        ScoresError: If the lengths differ.
+    """
+    sources = [scores] * len(members) if isinstance(scores, Scores) else list(scores)
+    names = [str(member) for member in members] if labels is None else list(labels)
+    if not len(sources) == len(members) == len(names):
+        raise ScoresError(
+            f"{len(sources)} scores, {len(members)} members and {len(names)} labels: give as many "
+            "of each, or one Scores for all members"
+        )
+    return [Series(*line) for line in zip(sources, members, names)]
+
+
+def colour(name: str) -> str:
+    """A colour by name, in its light form."""
+    return THEME[name][0]
+
+
+def power_colour(alphas: Sequence[float], alpha: float) -> str:
+    """The colour of an alpha among those that a figure shows."""
+    place = sorted(alphas).index(alpha) / max(len(alphas) - 1, 1)
+    return colour(f"power{round(4 * place)}")
+
+
+def line_style(index: int) -> dict[str, Any]:
+    """Colour, marker and dash of the series of a number."""
+    return {
+        "color": colour(SERIES[index % len(SERIES)]),
+        "marker": MARKERS[index % len(MARKERS)],
+        "linestyle": DASHES[index % len(DASHES)],
+    }
+
+
+def axes(ax: Axes | None, height: float = HEIGHT) -> Axes:
+    """The given axes, or those of a new figure in this style.
+
+    The figure belongs to nobody (no pyplot), so it needs no closing: `ax.figure.savefig(...)`.
+    """
+    if ax is not None:
+        return ax
+    with matplotlib.rc_context(STYLE):
+        return Figure((WIDTH, height), layout="constrained").add_subplot()
+
+
+def log_axis(axis: Any) -> None:
+    """Plain decimal numbers on a logarithmic axis, few enough to stay apart."""
+    low, high = axis.get_view_interval()
+    decades = math.log10(high / low) if low > 0 else 1.0
+    subs = (1.0, 2.0, 5.0) if decades < 2 else (1.0, 3.0) if decades < 4 else (1.0,)
+    axis.set_major_locator(LogLocator(subs=subs))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_locator(NullLocator())
+
+
+def plain(name: str, most: int = 44) -> str:
+    """A name as matplotlib shall write it: no mathematics in it, one line, not too long.
+
+    Example:
+        >>> plain("cost $x$ of " + "a" * 60, most=16)
+        'cost \\\\$x\\\\$ of aa…'
+    """
+    line = " ".join(name.split())
+    line = line if len(line) <= most else line[: most - 2] + "…"
+    return line.replace("$", r"\$")
+
+
+def power_name(alpha: float) -> str:
+    """An alpha in words."""
+    return {0.0: "geometric (α = 0)", 1.0: "arithmetic (α = 1)"}.get(alpha, f"α = {alpha:g}")
+
+
+def spread_out(values: Sequence[float], most: int) -> list[float]:
+    """At most so many of the values, the first and the last among them.
+
+    Example:
+        >>> spread_out([0, 1, 2, 3, 4, 5], 3)
+        [0, 2, 5]
+    """
+    if len(values) <= most:
+        return list(values)
+    last = len(values) - 1
+    return [values[round(i * last / (most - 1))] for i in range(most)]

@@ -1,0 +1,37 @@
+"""Scores and the chosen member in a run folder."""
+
+from pathlib import Path
+from typing import Any
+
+from afterdrop.errors import FileError
+from afterdrop.evaluate.scores import Scores
+from afterdrop.family.member import Member
+
+
+def scores_path(run: Path, split: str) -> Path:
+    """The scores of a split."""
+    return run / "scores" / f"{split}.safetensors"
+
+
+def member_path(run: Path) -> Path:
+    """The chosen member."""
+    return run / "member.json"
+
+
+def load_scores(run: Path, split: str) -> Scores:
+    """The scores of a split, or an error that says how to make them."""
+    path = scores_path(run, split)
+    if not path.exists():
+        raise FileError(
+            f"{run} has no scores of the split {split!r}; make them with afterdrop evaluate "
+            f"(--split {split})"
+        )
+    return Scores.load(path)
+
+
+def load_choice(run: Path) -> tuple[Member, dict[str, Any]]:
+    """The chosen member and the protocol it was chosen under."""
+    path = member_path(run)
+    if not path.exists():
+        raise FileError(f"{run} has no chosen member; choose one with: afterdrop select {run}")
+    return Member.load(path), Member.load_notes(path)
