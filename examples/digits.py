@@ -70,6 +70,7 @@ def main() -> None:
         num_samples=options.num_samples,
         split="test",
     )
+    final.save(options.out / "scores" / "test.safetensors")
     print("On test data, which nothing was chosen on:")
     print(summary_table(final, [ad.DET, choice.member]))
     difference = final.difference(choice.member, ad.DET)

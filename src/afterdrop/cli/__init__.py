@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import tyro
 
+from afterdrop.cli.compare import compare
 from afterdrop.cli.data import data
 from afterdrop.cli.evaluate import evaluate
 from afterdrop.cli.report import report
@@ -24,6 +25,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "select": select,
     "test": test,
     "report": report,
+    "compare": compare,
     "score": score,
     "sample": sample,
     "sites": sites,
@@ -36,6 +38,7 @@ _ABOUT = """Train once with dropout, choose the model afterwards.
   afterdrop evaluate MODEL DATA --out RUN  scores of every member of the dropout family
   afterdrop select   RUN                   the best member, and how sure that is
   afterdrop report   RUN                   one page about it: RUN/report.html
+  afterdrop compare  RUN RUN...            several runs on one page
 
   afterdrop train    RECIPE --out RUN      train a model of the paper, or on your own text
   afterdrop evaluate RUN                   scores of every member on its validation data

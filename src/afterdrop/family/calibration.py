@@ -70,8 +70,10 @@ def risk_coverage(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
         Coverage and risk, one entry a distinct confidence; the last is everything kept.
 
     Example:
-        >>> risk_coverage(torch.tensor([0.9, 0.6, 0.9]), torch.tensor([True, False, True]))
-        (tensor([0.6667, 1.0000], dtype=torch.float64), tensor([0.0000, 0.3333], dtype=torch.float64))
+        >>> right = torch.tensor([True, False, True, True])
+        >>> coverage, risk = risk_coverage(torch.tensor([0.9, 0.6, 0.9, 0.7]), right)
+        >>> coverage.tolist(), risk.tolist()
+        ([0.5, 0.75, 1.0], [0.0, 0.0, 0.25])
     """
     ordered, order = confidence.sort(descending=True, stable=True)
     wrong = (~correct.bool())[order].double().cumsum(0)

@@ -26,14 +26,14 @@ def trained_section(run: Run) -> Section:
             "Nothing was trained in this folder: the scores are those of a model of your own."
         )
     else:
-        section.tables.append(Table("The model and its data", ("what", "value"), _trained(run)))
+        section.tables.append(_facts("The model and its data", _trained(run)))
     if run.scores is not None:
         rows = [
             (str(name), str(op), "its own" if rate is None else f"{rate:g}", str(calls))
             for name, op, rate, calls in run.scores.protocol.sites
         ]
         head = ("dropout site", "operator", "rate", "calls a pass")
-        section.tables.append(Table("What is random in it", head, rows))
+        section.tables.append(Table("What is random in it", head, rows, left=frozenset({0, 1})))
     return section
 
 
@@ -50,17 +50,25 @@ def _trained(run: Run) -> list[tuple[str, str]]:
         ("model", kind.get(config.model.kind, config.model.kind)),
         ("hidden units", ", ".join(map(str, model.get("hidden_sizes", ()))) or None),
         ("parameters", _count(facts.get("parameters"))),
-        ("objective", "dropout, one mask sample" if config.objective.samples == 1
-         else f"dropout, {config.objective.samples} mask samples"),
+        (
+            "objective",
+            "dropout, one mask sample"
+            if config.objective.samples == 1
+            else f"dropout, {config.objective.samples} mask samples",
+        ),
         ("optimiser", f"{config.optimiser.name}, learning rate {config.optimiser.learning_rate:g}"),
         ("L2 penalty", f"{config.objective.l2_penalty:g}"),
         ("seed", config.seed),
-    ]  # fmt: skip
+    ]
     if run.metrics:
         last = run.metrics[-1]
         rows.append(("training steps", _count(last.get("step"))))
         rows.append(("training time", f"{number(last.get('seconds', 0.0) / 60, 1)} minutes"))
     return [(what, str(value)) for what, value in rows if value is not None]
+
+
+def _facts(caption: str, rows: list[tuple[str, str]]) -> Table:
+    return Table(caption, ("what", "value"), list(rows), left=frozenset({0, 1}))
 
 
 def _count(value: Any) -> str | None:
@@ -88,7 +96,11 @@ def training_section(run: Run) -> Section:
 def protocol_section(protocol: Protocol, targets: int, examples: int) -> Section:
     """Everything that the numbers depend on."""
     grid, plan = protocol.grid, protocol.plan
-    names = {"lhs": "Latin hypercube halves", "iid": "independent", "antithetic": "antithetic pairs"}
+    names = {
+        "lhs": "Latin hypercube halves",
+        "iid": "independent",
+        "antithetic": "antithetic pairs",
+    }
     where = {"mean": "the averaged distribution", "sample": "each sample before averaging"}
     rows = [
         ("split", protocol.split),
@@ -106,7 +118,7 @@ def protocol_section(protocol: Protocol, targets: int, examples: int) -> Section
         ("randomness left off", ", ".join(" ".join(entry) for entry in protocol.off) or "none"),
         ("fingerprint of the weights", protocol.fingerprint),
     ]
-    return Section("protocol", "How it was evaluated", tables=[Table("Protocol", ("what", "value"), rows)])  # fmt: skip
+    return Section("protocol", "How it was evaluated", tables=[_facts("Protocol", rows)])
 
 
 def commands_section(run: Run) -> Section:

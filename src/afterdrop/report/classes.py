@@ -68,10 +68,10 @@ def classes_of_file(path: Path) -> Classes:
 
 
 def shown_name(name: str) -> str:
-    """A class name that can be seen: blanks and control characters are spelled out.
+    r"""A class name that can be seen: blanks and control characters are spelled out.
 
     Example:
         >>> [shown_name(n) for n in ("word", " ", "a" + chr(10))]
-        ['word', "' '", "'a\\\\n'"]
+        ['word', "' '", "'a\\n'"]
     """
     return name if name.isprintable() and name.strip() == name and name else repr(name)

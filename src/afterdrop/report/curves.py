@@ -1,14 +1,18 @@
 """Cross entropy against temperature, and against the number of samples."""
 
+import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
+import numpy as np
 import torch
 
 from afterdrop.evaluate.scores import Scores
 from afterdrop.family.member import DET, Member
 from afterdrop.report.style import (
     Axes,
+    Series,
     axes,
     colour,
     line_style,
@@ -58,45 +62,44 @@ def temperature_curves(
     ax = axes(ax)
     lines = series(scores, members, labels)
     best = [line.scores.fit(line.member).member.temperature for line in lines]
-    low = min(1.0, *best) / 1.4 if low is None else low
-    high = max(1.0, *best) * 1.4 if high is None else high
+    best = [1.0, *filter(math.isfinite, best)]
+    ends = min(best) / 1.4 if low is None else low, max(best) * 1.4 if high is None else high
     for index, line in enumerate(lines):
-        nodes = line.scores.protocol.nodes
-        if line.member.temper == "sample":
-            nodes = line.scores.protocol.sample_nodes
-        ends = math.log(max(low, nodes.low)), math.log(min(high, nodes.high))
-        points = torch.linspace(*ends, _POINTS, dtype=torch.float64).exp().tolist()
-        found = [line.scores.difference(line.member.at_temperature(t), DET) for t in points]
-        values, errors = [e.value for e in found], [e.error for e in found]
-        if not any(map(math.isfinite, values)):
-            continue
-        look = line_style(index)
-        marker = look.pop("marker")
-        ax.plot(points, values, label=plain(line.label), **look)
-        ax.fill_between(
-            points,
-            [v - e for v, e in zip(values, errors)],
-            [v + e for v, e in zip(values, errors)],
-            color=look["color"],
-            alpha=0.14,
-            linewidth=0,
-        )
-        best = min(range(len(values)), key=lambda i: values[i])
-        ax.plot(points[best], values[best], marker=marker, color=look["color"])
+        _temperature_curve(ax, line, index, ends)
     ax.axhline(0, color=colour("muted"), linewidth=0.8)
     ax.axvline(1, color=colour("muted"), linewidth=0.8)
-    _temperature_axis(ax, low, high)
+    _temperature_axis(ax, *ends)
     ax.set_ylabel("XE minus deterministic at T = 1 (nats)")
     _zoom(ax)
     ax.legend(loc="best")
     return ax
 
 
+def _temperature_curve(ax: Axes, line: Series, index: int, ends: tuple[float, float]) -> None:
+    protocol = line.scores.protocol
+    nodes = protocol.sample_nodes if line.member.temper == "sample" else protocol.nodes
+    low, high = math.log(max(ends[0], nodes.low)), math.log(min(ends[1], nodes.high))
+    points = torch.linspace(low, high, _POINTS, dtype=torch.float64).exp().tolist()
+    found = [line.scores.difference(line.member.at_temperature(t), DET) for t in points]
+    values, errors = [e.value for e in found], [e.error for e in found]
+    if not all(map(math.isfinite, values)):
+        return
+    look = line_style(index)
+    marker = look.pop("marker")
+    ax.plot(points, values, label=plain(line.label), **look)
+    if all(map(math.isfinite, errors)):
+        below, above = ([v + sign * e for v, e in zip(values, errors)] for sign in (-1, 1))
+        ax.fill_between(points, below, above, color=look["color"], alpha=0.14, linewidth=0)
+    lowest = values.index(min(values))
+    ax.plot(points[lowest], values[lowest], marker=marker, color=look["color"])
+
+
 def _temperature_axis(ax: Axes, low: float, high: float) -> None:
     ax.set_xscale("log")
     ax.set_xlim(low, high)
-    around = (0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.4, 1.7, 2.0, 2.5, 3.0, 4.0, 5.0)
-    ticks = spread_out([t for t in around if low <= t <= high], 7)
+    wide = (0.125, 0.18, 0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0, 5.6, 8.0)
+    near = (0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.2, 1.35, 1.5, 1.7)
+    ticks = [t for t in (near if high / low < 2.5 else wide) if low <= t <= high]
     ax.set_xticks(ticks, [f"{t:g}" for t in ticks])
     ax.minorticks_off()
     ax.set_xlabel("temperature T")
@@ -104,7 +107,7 @@ def _temperature_axis(ax: Axes, low: float, high: float) -> None:
 
 def _zoom(ax: Axes) -> None:
     """Cuts off what lies far above the minima, which would flatten them."""
-    curves = [[float(y) for y in line.get_ydata()] for line in ax.lines]
+    curves = [np.asarray(line.get_ydata(), float).tolist() for line in ax.lines]
     minima = [min(c) for c in curves if len(c) > 2 and all(map(math.isfinite, c))]
     lowest, highest = min(0.0, *minima, 0.0), max(0.0, *minima, 0.0)
     reach = highest - lowest or 1.0
@@ -120,7 +123,7 @@ def sample_curves(
 ) -> Axes:
     """What few mask samples cost in cross entropy at T = 1, with and without correction.
 
-    Shown is the distance to the best guess of the K = ∞ member, `Estimate.corrected` of all samples.
+    Shown is the distance to the best guess of the K = ∞ member: `Estimate.corrected` of them all.
     The corrected value at K is `2·XE(K) − XE(K/2)`: on zero, if the bias falls as 1/K. Bars are
     standard errors from the masks, where they are known (at the last point).
 
@@ -145,19 +148,19 @@ def sample_curves(
     grid = scores.protocol.grid
     at = max(grid.stochastic) if multiplier is None else multiplier
     shown = spread_out(grid.alphas, 3) if alphas is None else list(alphas)
+    hollow: dict[str, Any] = {"marker": "o", "markerfacecolor": "none", "linestyle": "--"}
     for alpha in shown:
         curve = scores.curve(Member(alpha, at, temper=grid.temper))
         limit = curve[-1][1].corrected
         ks, above = [float(k) for k, _ in curve], [e.value - limit for _, e in curve]
-        look = {"color": power_colour(shown, alpha)}
-        ax.plot(ks, above, marker="o", label=power_name(alpha), **look)
-        corrected = [2 * b - a for a, b in zip(above, above[1:])]
-        ax.plot(ks[1:], corrected, marker="o", markerfacecolor="none", linestyle="--", **look)
+        shade = power_colour(shown, alpha)
+        ax.plot(ks, above, marker="o", label=power_name(alpha), color=shade)
+        corrected = [2 * b - a for a, b in itertools.pairwise(above)]
+        ax.plot(ks[1:], corrected, color=shade, **hollow)
         error = curve[-1][1].mc_error
         if math.isfinite(error):
-            ax.errorbar(ks[-1], above[-1], error, fmt="none", **look)
-    ax.plot([], [], color=colour("muted"), linestyle="--", marker="o", markerfacecolor="none",
-            label="corrected for few samples")  # fmt: skip
+            ax.errorbar(ks[-1], above[-1], error, fmt="none", color=shade)
+    ax.plot([], [], color=colour("muted"), label="corrected for few samples", **hollow)
     ax.axhline(0, color=colour("muted"), linewidth=0.8)
     ax.set_xscale("log", base=2)
     ticks = [float(k) for k, _ in scores.curve(Member(shown[0], at, temper=grid.temper))]

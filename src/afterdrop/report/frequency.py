@@ -1,5 +1,6 @@
 """Where the gain is: by how often a class occurred in training, or class by class."""
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -26,7 +27,7 @@ def frequency_bands(counts: Tensor) -> list[Band]:
     edges = [10.0**i for i in range(1, max(1, math.ceil(math.log10(top))))]
     inner = [0.0, *edges, math.inf]
     never = [(-1.0, 0.0)] if bool((counts == 0).any()) else []
-    return never + list(zip(inner, inner[1:]))
+    return never + list(itertools.pairwise(inner))
 
 
 def band_name(band: Band) -> str:
@@ -96,9 +97,15 @@ def gain_by_frequency(
     ax.set_xlim(-0.5, len(full) - 0.5)
     for place, i in enumerate(full):
         ax.annotate(
-            f"{found[0][i][1]:,}", (place, 0), (0, 3), xycoords=("data", "axes fraction"),
-            textcoords="offset points", ha="center", fontsize=7, color=colour("muted"),
-        )  # fmt: skip
+            f"{found[0][i][1]:,}",
+            (place, 0),
+            (0, 3),
+            xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+            ha="center",
+            fontsize=7,
+            color=colour("muted"),
+        )
     ax.set_xlabel("occurrences of the class in training (grey: targets)")
     ax.set_ylabel("gain over deterministic, T = 1 (nats)")
     ax.margins(y=0.18)

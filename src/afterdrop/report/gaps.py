@@ -1,13 +1,16 @@
 """The dropout objective as a lower bound: what lies between it and each member, and how tight."""
 
+import math
 from collections.abc import Sequence
 
+from afterdrop.errors import ScoresError
 from afterdrop.evaluate.scores import Scores
 from afterdrop.family.member import Member
 from afterdrop.report.style import (
     Axes,
     axes,
     colour,
+    line_style,
     log_axis,
     plain,
     power_colour,
@@ -15,7 +18,7 @@ from afterdrop.report.style import (
     spread_out,
 )
 
-_NAMES = ("dropout objective (the bound)", "+ Jensen gap", "+ normaliser gap")
+_NAMES = ("dropout objective", "+ Jensen gap", "+ normaliser gap")
 
 
 def bounds_stacked(
@@ -54,30 +57,41 @@ def bounds_stacked(
     places, parts, ticks = [], [], []
     for group, multiplier in enumerate([0.0, *shown]):
         for index, alpha in enumerate(powers if multiplier else powers[:1]):
-            offset = (index - (len(powers) - 1) / 2) if multiplier else 0.0
             found = scores.bounds(Member(alpha, multiplier))
-            places.append(group + 0.27 * offset)
-            parts.append((found.bound, found.jensen_gap, found.normaliser_gap))
-            ticks.append("DET" if not multiplier else f"{alpha:g}")
-    bottoms, tops = [p[0] for p in parts], [sum(p) for p in parts]
-    floor = min(bottoms) - 0.25 * (max(tops) - min(bottoms) or 1.0)
-    colours = (colour("slate"), colour("vermilion"), colour("blue"))
-    for part, (name, face) in enumerate(zip(_NAMES, colours)):
-        base = [floor] * len(parts) if part == 0 else [sum(p[:part]) for p in parts]
-        heights = [p[0] - floor if part == 0 else p[part] for p in parts]
-        look = {"alpha": 0.35} if part == 0 else {}
-        ax.bar(places, heights, 0.24, bottom=base, color=face, label=name, **look)
-    for place, top, text in zip(places, tops, ticks):
-        ax.annotate(
-            text, (place, top), (0, 2), textcoords="offset points", ha="center", fontsize=6.5
+            part = (found.bound, found.jensen_gap, found.normaliser_gap)
+            if all(map(math.isfinite, part)):
+                offset = (index - (len(powers) - 1) / 2) if multiplier else 0.0
+                places.append(group + 0.27 * offset)
+                parts.append(part)
+                ticks.append(f"{alpha:g}" if multiplier else "DET")
+    if not parts:
+        raise ScoresError(
+            "no member has a finite bound on these data: a sample gives some target probability 0"
         )
-    ax.set_ylim(floor, max(tops) + 0.34 * (max(tops) - floor))
+    _stack(ax, places, parts, ticks)
     ax.set_xticks(range(len(shown) + 1), [f"{m:g}" for m in (0.0, *shown)])
     ax.grid(False, axis="x")
     ax.set_xlabel("multiplier of the dropout rates")
     ax.set_ylabel("log-probability of the target (nats)")
-    ax.legend(loc="upper right", ncols=3, columnspacing=1.0, handlelength=1.0, fontsize=7.5)
+    ax.legend(loc="upper right", ncols=3, columnspacing=1.0, handlelength=1.0, fontsize=8)
     return ax
+
+
+def _stack(
+    ax: Axes, places: list[float], parts: list[tuple[float, float, float]], ticks: list[str]
+) -> None:
+    tops = [sum(part) for part in parts]
+    bottom = min(part[0] for part in parts)
+    floor = bottom - 0.25 * (max(tops) - bottom or 1.0)
+    colours = (colour("slate"), colour("vermilion"), colour("blue"))
+    for number, (name, face) in enumerate(zip(_NAMES, colours)):
+        base = [floor if number == 0 else sum(part[:number]) for part in parts]
+        heights = [part[number] - (floor if number == 0 else 0.0) for part in parts]
+        pale = 0.35 if number == 0 else 1.0
+        ax.bar(places, heights, 0.24, bottom=base, color=face, label=name, alpha=pale)
+    for place, top, text in zip(places, tops, ticks):
+        ax.annotate(text, (place, top), (0, 2), textcoords="offset points", ha="center", fontsize=7)
+    ax.set_ylim(floor, max(tops) + 0.34 * (max(tops) - floor))
 
 
 def tightness(
@@ -110,28 +124,10 @@ def tightness(
         'log'
     """
     ax = axes(ax)
-    if isinstance(scores, Scores):
-        positive = [a for a in scores.protocol.grid.alphas if a > 0]
-        shown = sorted({positive[0], positive[-1]}) if alphas is None and positive else alphas or ()
-        lines = [(scores, alpha, power_name(alpha), power_colour((0.0, *shown), alpha))
-                 for alpha in shown]  # fmt: skip
-    else:
-        names = labels or [source.split for source in scores]
-        palette = ("blue", "vermilion", "teal", "purple", "ochre", "slate")
-        lines = [(source, max(source.protocol.grid.alphas), plain(name), colour(palette[i % 6]))
-                 for i, (source, name) in enumerate(zip(scores, names))]  # fmt: skip
-    for source, alpha, name, shade in lines:
-        members = [Member(alpha, m) for m in source.protocol.grid.stochastic]
-        found = [(m.multiplier, source.bounds(m)) for m in members]
-        found = [(m, b) for m, b in found if b.variance > 0 and b.jensen_gap > 0]
-        x = [b.variance for _, b in found]
-        ax.fill_between(x, [b.jensen_lower for _, b in found], [b.jensen_upper for _, b in found],
-                        color=shade, alpha=0.2, linewidth=0, label=f"theory, {name}")  # fmt: skip
-        ax.plot(x, [b.jensen_gap for _, b in found], marker="o", color=shade, label=f"gap, {name}")
-        for multiplier, bounds in found if name == lines[-1][2] else []:
-            ax.annotate(f"{multiplier:g}", (bounds.variance, bounds.jensen_gap), (-3, 4),
-                        textcoords="offset points", ha="right", fontsize=7,
-                        color=colour("muted"))  # fmt: skip
+    lines = _tightness_lines(scores, alphas, labels)
+    for index, line in enumerate(lines):
+        _tightness_line(ax, *line, numbered=index == len(lines) - 1)
+    ax.margins(x=0.1)
     ax.set_xscale("log")
     ax.set_yscale("log")
     log_axis(ax.xaxis)
@@ -140,3 +136,42 @@ def tightness(
     ax.set_ylabel("Jensen gap (nats)")
     ax.legend(loc="lower right")
     return ax
+
+
+def _tightness_lines(
+    scores: Scores | Sequence[Scores],
+    alphas: Sequence[float] | None,
+    labels: Sequence[str] | None,
+) -> list[tuple[Scores, float, str, str]]:
+    """Scores, alpha, name and colour of each line."""
+    if isinstance(scores, Scores):
+        positive = [a for a in scores.protocol.grid.alphas if a > 0]
+        shown = sorted({*positive[:1], *positive[-1:]}) if alphas is None else list(alphas)
+        among = sorted({0.0, *shown})
+        return [(scores, a, power_name(a), power_colour(among, a)) for a in shown]
+    names = labels or [source.split for source in scores]
+    return [
+        (source, max(source.protocol.grid.alphas), plain(name), line_style(index)["color"])
+        for index, (source, name) in enumerate(zip(scores, names))
+    ]
+
+
+def _tightness_line(
+    ax: Axes, scores: Scores, alpha: float, name: str, shade: str, *, numbered: bool
+) -> None:
+    found = [(m, scores.bounds(Member(alpha, m))) for m in scores.protocol.grid.stochastic]
+    found = [(m, b) for m, b in found if b.variance > 0 and 0 < b.jensen_gap < math.inf]
+    x = [b.variance for _, b in found]
+    band = [b.jensen_lower for _, b in found], [b.jensen_upper for _, b in found]
+    ax.fill_between(x, *band, color=shade, alpha=0.2, linewidth=0, label=f"theory, {name}")
+    ax.plot(x, [b.jensen_gap for _, b in found], marker="o", color=shade, label=f"gap, {name}")
+    for multiplier, bounds in found if numbered else []:
+        ax.annotate(
+            f"{multiplier:g}",
+            (bounds.variance, bounds.jensen_gap),
+            (-3, 4),
+            textcoords="offset points",
+            ha="right",
+            fontsize=7,
+            color=colour("muted"),
+        )

@@ -36,7 +36,7 @@ def family_map(
         scores: The scores.
         tuned: Each member at its own optimal temperature, written below its cross entropy,
             instead of at T = 1.
-        chosen: A member to frame.
+        chosen: A member whose alpha and multiplier to frame.
         ax: Where to draw; a new figure by default.
 
     Returns:
@@ -51,7 +51,7 @@ def family_map(
         'multiplier of the dropout rates'
     """
     grid = scores.protocol.grid
-    ax = axes(ax, 1.1 + (0.36 if tuned else 0.3) * (len(grid.stochastic) + 1))
+    ax = axes(ax, 1.1 + 0.34 * (len(grid.stochastic) + 1))
     found = {member: _value(scores, member, tuned) for member in grid}
     finite = [value for value, _ in found.values() if math.isfinite(value)]
     low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
@@ -113,7 +113,7 @@ def _cell(
         ha="center",
         va="center",
         color=ink,
-        fontsize=7.5,
+        fontsize=8,
         fontweight="bold" if best else "normal",
         linespacing=1.15,
     )

@@ -41,7 +41,10 @@ class Outcome:
         if self.test_gain is not None:
             return self.test_gain, "on test data, which nothing was chosen on"
         if self.selection is not None and self.selection.crossfit is not None:
-            return self.selection.crossfit, "cross-fitted: chosen on some examples, measured on others"
+            return (
+                self.selection.crossfit,
+                "cross-fitted: chosen on some examples, measured on others",
+            )
         return self.gain, "on the data that it was chosen on, which flatters it"
 
     @property
@@ -52,8 +55,13 @@ class Outcome:
         return -self.scores.difference(self.tempered, DET).value / self.gain.value
 
 
-def find_outcome(run: Run) -> Outcome | None:
-    """The outcome of a run, or None if there are no usable scores; says what is missing."""
+def find_outcome(run: Run, *, checks: bool = True) -> Outcome | None:
+    """The outcome of a run, or None if there are no usable scores; says what is missing.
+
+    Args:
+        run: The run; what cannot be told is added to what it misses.
+        checks: Also the cross-fitted gain and resampled choices, which take most of the time.
+    """
     scores = run.scores
     if scores is None:
         return None
@@ -61,7 +69,8 @@ def find_outcome(run: Run) -> Outcome | None:
     selection = None
     num_samples = int(run.notes.get("num_samples", scores.num_samples))
     if finite and scores.split.strip().lower() != "test":
-        selection = select(scores, num_samples=num_samples)
+        folds, resamples = (5, 200) if checks else (0, 0)
+        selection = select(scores, num_samples=num_samples, folds=folds, resamples=resamples)
     member = run.chosen or (selection.member if selection else None)
     if member is None or not all(math.isfinite(scores.xe(m).value) for m in (member, DET)):
         run.missing.append(

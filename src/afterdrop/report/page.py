@@ -34,15 +34,18 @@ def build_page(run: Run) -> tuple[Page, Outcome | None]:
     """The page of a run as plain data, and the outcome that it leads with."""
     outcome = find_outcome(run)
     with matplotlib.rc_context(STYLE):
-        sections = [made for make in _makers(run, outcome) if not (made := _made(make)).empty]
+        sections = [section for make in _makers(run, outcome) if not (section := made(make)).empty]
     what = "model of your own"
     if run.config is not None:
         what = f"{run.config.model.kind.replace('_', ' ')} trained on {run.config.data.name}"
-    chosen = "" if run.chosen or outcome is None else " No member.json yet: this is what afterdrop select would choose."  # fmt: skip
+    text = "There is no result yet."
+    if outcome is not None:
+        text = headline(outcome, run.unit)
+        text += "" if run.chosen else " (Nothing is chosen yet: this is what select would choose.)"
     page = Page(
         run.name,
         what,
-        headline(outcome, run.unit) + chosen if outcome else "There is no result yet.",
+        text,
         certainty(outcome) if outcome else [],
         cards(outcome, run.unit) if outcome else [],
         sections,
@@ -79,7 +82,7 @@ def _makers(run: Run, outcome: Outcome | None) -> list[Callable[[], Section]]:
     return [*makers, lambda: commands_section(run)]
 
 
-def _made(make: Callable[[], Section]) -> Section:
+def made(make: Callable[[], Section]) -> Section:
     """A section; if it cannot be made from these data, one that says why."""
     try:
         return make()

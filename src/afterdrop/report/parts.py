@@ -1,5 +1,6 @@
 """The parts of a page as plain data: the template turns them into HTML and escapes all text."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from markupsafe import Markup
@@ -7,12 +8,21 @@ from markupsafe import Markup
 
 @dataclass(frozen=True)
 class Table:
-    """A real table: its caption, the heads of its columns, rows of text, and rows that stand out."""
+    """A real table.
+
+    Attributes:
+        caption: What it shows.
+        head: Of the columns.
+        rows: Cells as text; the first names its row.
+        marked: Rows that stand out.
+        left: Columns of words rather than numbers.
+    """
 
     caption: str
     head: tuple[str, ...]
-    rows: list[tuple[str, ...]]
+    rows: Sequence[tuple[str, ...]]
     marked: frozenset[int] = frozenset()
+    left: frozenset[int] = frozenset({0})
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from afterdrop.evaluate.scores import Scores
 from afterdrop.family.member import DET, Member
 from afterdrop.report.outcome import Outcome
 from afterdrop.report.parts import Card, Section, Table
-from afterdrop.report.words import in_words, number, with_error
+from afterdrop.report.words import in_words, number, signed, with_error
 
 _SHOWN = 8  # candidates of the ranking
 
@@ -19,7 +19,7 @@ def cards(outcome: Outcome, unit: str) -> list[Card]:
     split = f"nats a {unit}, {scores.split}"
     share = outcome.temperature_share
     shown = [
-        Card("Gain", f"{found.value:+.4f} ± {number(found.error)}", f"nats, {source}"),
+        Card("Gain", signed(found.value), f"± {number(found.error)} nats, {source}"),
         Card("Ordinary evaluation", number(before.value), split),
         Card("Chosen member", number(after.value), split),
     ]
@@ -39,7 +39,7 @@ def shown_members(outcome: Outcome) -> dict[str, Member]:
     }
     usual = Member(1.0, 1.0, temper=outcome.scores.protocol.grid.temper)
     if usual in outcome.scores.members and math.isfinite(outcome.scores.xe(usual).value):
-        shown["usual MC dropout (α = 1, ×1, T = 1)"] = usual
+        shown["MC dropout (α = 1, ×1), T = 1"] = usual
     if outcome.member not in shown.values():
         shown[f"chosen: {short(outcome.member)}"] = outcome.member
     return shown
@@ -92,7 +92,9 @@ def _summary(scores: Scores, members: dict[str, Member], unit: str) -> Table:
             row.append(number(xe.value / math.log(2)))
         rows.append(tuple(row))
     marked = frozenset({len(rows) - 1} if len(rows) > 1 else ())
-    return Table(f"On {scores.split} data ({scores.num_targets:,} targets)", tuple(head), rows, marked)
+    return Table(
+        f"On {scores.split} data ({scores.num_targets:,} targets)", tuple(head), rows, marked
+    )
 
 
 def _ranking(outcome: Outcome) -> list[Table]:
@@ -117,6 +119,7 @@ def _ranking(outcome: Outcome) -> list[Table]:
         ("place", "member", "XE (nats)", "behind the best"),
         rows,
         marked,
+        left=frozenset({0, 1}),
     )
     often = [
         (f"{100 * share:.0f} %", f"{short(m).rsplit(', T', 1)[0]}, T {'fitted' if t else '= 1'}")
@@ -124,4 +127,12 @@ def _ranking(outcome: Outcome) -> list[Table]:
     ]
     if not often:
         return [best]
-    return [best, Table("How often resampled examples choose", ("share", "member"), often)]
+    return [
+        best,
+        Table(
+            "How often resampled examples choose",
+            ("share", "member"),
+            often,
+            left=frozenset({0, 1}),
+        ),
+    ]

@@ -88,6 +88,11 @@ def read_run(
         run.test = _try(run, lambda: Scores.load(scores_path(path, "test")))
     elif run.config is not None:
         run.missing.append(f"there are no test scores; make them with: afterdrop test {path}")
+    elif run.scores is not None:
+        run.missing.append(
+            "there are no test scores, so the gain is judged on the data that chose; evaluate your "
+            "model with --split test to confirm it"
+        )
     if classes is not None:
         run.classes = classes_of_file(classes)
     elif run.config is not None:

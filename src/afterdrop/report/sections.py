@@ -14,7 +14,7 @@ from afterdrop.report.parts import Picture, Section, Table
 from afterdrop.report.result import shown_members
 from afterdrop.report.style import Axes
 from afterdrop.report.svg import inline_svg
-from afterdrop.report.words import number, with_error
+from afterdrop.report.words import number, signed, with_error
 
 _FEW_CLASSES = 30  # that get a point each
 _WORDS = 6  # classes listed with the largest gain, and with the largest loss
@@ -29,17 +29,21 @@ def map_section(scores: Scores, chosen: Member | None) -> Section:
     """The family at T = 1 and at each member's best temperature."""
     if not scores.protocol.grid.stochastic:
         return _missing(
-            "maps", "The family on a map", "only deterministic evaluation was scored; "
-            "evaluate with --multipliers above 0 to see the others"
-        )  # fmt: skip
-    frame = " The framed cell is the chosen one." if chosen else ""
+            "maps",
+            "The family on a map",
+            "only deterministic evaluation was scored; "
+            "evaluate with --multipliers above 0 to see the others",
+        )
+    frame = (
+        " The frame marks what was chosen (which may have another temperature)." if chosen else ""
+    )
     return Section(
         "maps",
         "The family on a map",
         [
-            "Training with dropout gives one set of weights but many ways to predict. One can lower "
-            "the dropout rates again (up: the rates of training, bottom: none) and average the "
-            "samples in different ways (left: geometric mean, right: arithmetic mean)."
+            "Training with dropout gives one set of weights but many ways to predict. One can "
+            "lower the dropout rates again (top: the rates of training, bottom: none) and average "
+            "the samples in different ways (left: geometric mean, right: arithmetic mean)."
         ],
         [
             picture(
@@ -160,8 +164,8 @@ def bounds_section(scores: Scores) -> Section:
                 figures.tightness(scores),
                 "tightness",
                 "How tight the bound is",
-                "As the multiplier (the small numbers) goes to 0, predictions vary less and the gap "
-                "closes. The band is where theory says the gap must lie.",
+                "As the multiplier (the small numbers) goes to 0, predictions vary less and the "
+                "gap closes. The band is where theory says the gap must lie.",
             )
         )
     return section
@@ -171,13 +175,11 @@ def frequency_section(outcome: Outcome, classes: Classes | None, *, trained: boo
     """Where the gain is."""
     title = "Where the gain is"
     if classes is None:
-        remedy = (
-            "give the folder of the data with --data-folder"
-            if trained
-            else 'give --classes FILE, a JSON object such as {"cat": 5000, "dog": 120}, in the order '
-            "of the classes"
-        )
-        return _missing("frequency", title, f"how often each class occurred in training is unknown; {remedy}")  # fmt: skip
+        remedy = 'give --classes FILE, a JSON object such as {"cat": 5000, "dog": 120}, in order'
+        if trained:
+            remedy = "give the folder of its data with --data-folder"
+        text = f"how often each class occurred in training is unknown; {remedy}"
+        return _missing("frequency", title, text)
     scores, member = outcome.scores, outcome.member
     section = Section("frequency", title)
     if member == DET:
@@ -224,11 +226,11 @@ def _words(scores: Scores, member: Member, classes: Classes) -> Table:
             f"{int(classes.counts[i]):,}",
             f"{int(seen[i]):,}",
             number((total[i] / seen[i]).item()),
-            f"{total[i].item() / len(gains):+.5f}",
+            signed(total[i].item() / len(gains), 5),
         )
         for i in picked
     ]
-    head = ("class", "in training", "targets", "mean gain (nats)", "share in the whole gain (nats)")
+    head = ("class", "in training", "targets", "mean gain (nats)", "adds to the gain (nats)")
     return Table("Classes that gain most, and those that lose most", head, rows)
 
 
@@ -247,8 +249,8 @@ def samples_section(scores: Scores, chosen: Member | None) -> Section:
                 figures.sample_curves(scores, multiplier=at),
                 "samples",
                 "The price of few samples",
-                "Solid lines are what a predictor with K samples pays over one with infinitely many. "
-                "Dashed ones are the corrected estimates, which should lie on zero.",
+                "Solid lines are what a predictor with K samples pays over one with infinitely "
+                "many. Dashed ones are the corrected estimates, which should lie on zero.",
             )
         ],
     )

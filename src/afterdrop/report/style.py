@@ -49,13 +49,13 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)), (0, (1, 1)))
 WIDTH, HEIGHT = 5.0, 3.5  # inches: legible at the width of a phone and of a column
 
-STYLE: dict[str, Any] = {
+STYLE: Any = {
     "axes.axisbelow": True,
     "axes.edgecolor": THEME["muted"][0],
     "axes.facecolor": "none",
     "axes.grid": True,
     "axes.labelcolor": THEME["ink"][0],
-    "axes.labelsize": 9.5,
+    "axes.labelsize": 10,
     "axes.linewidth": 0.8,
     "axes.spines.right": False,
     "axes.spines.top": False,
@@ -66,10 +66,10 @@ STYLE: dict[str, Any] = {
     "figure.facecolor": "none",
     "font.family": ["sans-serif"],
     "font.sans-serif": ["DejaVu Sans"],
-    "font.size": 9,
+    "font.size": 9.5,
     "grid.color": THEME["grid"][0],
     "grid.linewidth": 0.7,
-    "legend.fontsize": 8.5,
+    "legend.fontsize": 9,
     "legend.frameon": False,
     "legend.handlelength": 2.2,
     "lines.linewidth": 1.6,
@@ -78,9 +78,9 @@ STYLE: dict[str, Any] = {
     "svg.fonttype": "none",
     "text.color": THEME["ink"][0],
     "xtick.color": THEME["muted"][0],
-    "xtick.labelsize": 8.5,
+    "xtick.labelsize": 9,
     "ytick.color": THEME["muted"][0],
-    "ytick.labelsize": 8.5,
+    "ytick.labelsize": 9,
 }
 
 
@@ -160,11 +160,11 @@ def log_axis(axis: Any) -> None:
 
 
 def plain(name: str, most: int = 44) -> str:
-    """A name as matplotlib shall write it: no mathematics in it, one line, not too long.
+    r"""A name as matplotlib shall write it: no mathematics in it, one line, not too long.
 
     Example:
         >>> plain("cost $x$ of " + "a" * 60, most=16)
-        'cost \\\\$x\\\\$ of aa…'
+        'cost \\$x\\$ of aa…'
     """
     line = " ".join(name.split())
     line = line if len(line) <= most else line[: most - 2] + "…"

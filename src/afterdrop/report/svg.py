@@ -30,7 +30,9 @@ def inline_svg(ax: Axes, name: str, description: str) -> Markup:
     """
     buffer = io.BytesIO()
     with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
-        ax.figure.savefig(buffer, format="svg", metadata={"Date": None})
+        figure = ax.get_figure(root=True)
+        assert figure is not None
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
     root = ElementTree.fromstring(buffer.getvalue())
     for child in [c for c in root if c.tag == f"{{{_SVG}}}metadata"]:
         root.remove(child)
@@ -45,7 +47,7 @@ def inline_svg(ax: Axes, name: str, description: str) -> Markup:
     root.set("role", "img")
     root.set("aria-label", description)
     ElementTree.register_namespace("", _SVG)
-    return Markup(ElementTree.tostring(root, encoding="unicode"))  # noqa: S704 (escaped by it)
+    return Markup(ElementTree.tostring(root, encoding="unicode"))  # escaped by it
 
 
 def _references(root: ElementTree.Element) -> set[str]:

@@ -1,8 +1,11 @@
 """Training curves from a run's metrics."""
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from afterdrop.report.style import Axes, axes, colour, line_style, plain
 
@@ -33,15 +36,17 @@ def training_curves(metrics: Sequence[Mapping[str, Any]], *, ax: Axes | None = N
         steps, values = _column(metrics, name)
         ax.plot(steps, values, label=label, **line_style(index))
     rates = [(line["step"], line.get("learning_rate")) for line in metrics]
-    drops = [b[0] for a, b in zip(rates, rates[1:]) if b[1] is not None and b[1] != a[1]]
+    drops = [b[0] for a, b in itertools.pairwise(rates) if b[1] is not None and b[1] != a[1]]
     for number, step in enumerate(drops):
-        name = "learning rate drops" if number == 0 else None
-        ax.axvline(step, color=colour("muted"), linestyle=":", linewidth=1.0, label=name)
+        legend = "learning rate drops" if number == 0 else "_"  # matplotlib leaves out "_"
+        ax.axvline(step, color=colour("muted"), linestyle=":", linewidth=1.0, label=legend)
     _finish(ax)
     return ax
 
 
-def validation_curves(runs: Mapping[str, Sequence[Mapping[str, Any]]], *, ax: Axes | None = None) -> Axes:  # fmt: skip
+def validation_curves(
+    runs: Mapping[str, Sequence[Mapping[str, Any]]], *, ax: Axes | None = None
+) -> Axes:
     """Deterministic validation cross entropy of several runs over training.
 
     Args:
@@ -75,7 +80,8 @@ def _column(metrics: Sequence[Mapping[str, Any]], name: str) -> tuple[list[float
 
 def _finish(ax: Axes) -> None:
     """Names the axes; cuts off the untrained beginning, which would flatten the rest."""
-    values = [float(y) for line in ax.lines for y in line.get_ydata()[1:]]
+    curves = [np.asarray(line.get_ydata(), float)[1:].tolist() for line in ax.lines]
+    values = list(itertools.chain(*curves))
     later = sorted(v for v in values if math.isfinite(v))
     if len(later) > 8:
         low, high = later[0], later[int(0.93 * len(later))]

@@ -68,7 +68,7 @@ def reliability_diagram(
     ax.set_ylim(start, 1.0 + 0.03 * (1 - start))
     ax.set_xlabel("confidence (probability of the predicted class)")
     ax.set_ylabel("share of predictions that are right")
-    ax.legend(loc="upper left")
+    ax.legend(loc="lower right")
     return ax
 
 
@@ -96,7 +96,8 @@ def risk_coverage_curves(
         >>> data = [(torch.randn(16, 4), torch.randint(3, (16,)))]
         >>> scores = ad.evaluate(net, data, num_samples=4)
         >>> ax = risk_coverage_curves(scores, [ad.DET])
-        >>> bool(abs(ax.lines[0].get_ydata()[-1] + 100 * scores.accuracy(ad.DET).value - 100) < 1e-4)
+        >>> everything = 100 * (1 - scores.accuracy(ad.DET).value)
+        >>> bool(abs(ax.lines[0].get_ydata()[-1] - everything) < 1e-4)
         True
     """
     ax = axes(ax)

@@ -14,7 +14,17 @@ def number(value: float, digits: int = 4) -> str:
         >>> number(0.12345), number(math.nan)
         ('0.1235', 'n/a')
     """
-    return f"{value:.{digits}f}" if math.isfinite(value) else "n/a"
+    return f"{value:.{digits}f}".replace("-", "−") if math.isfinite(value) else "n/a"
+
+
+def signed(value: float, digits: int = 4) -> str:
+    """A number with its sign.
+
+    Example:
+        >>> signed(0.5, 1), signed(-0.5, 1)
+        ('+0.5', '−0.5')
+    """
+    return ("+" if value >= 0 else "") + number(value, digits)
 
 
 def with_error(found: Estimate) -> str:
@@ -26,8 +36,8 @@ def in_words(member: Member, num_samples: int) -> str:
     """What predicting with a member means.
 
     Example:
-        >>> in_words(Member(1.0, 0.8, 1.05), 100)
-        'the arithmetic mean of 100 dropout samples at 0.8 times the training rates, temperature 1.05'
+        >>> in_words(Member(1.0, 1.0, 1.05), 100)
+        'the arithmetic mean of 100 dropout samples at the training rates, temperature 1.05'
     """
     if member.deterministic:
         name = "ordinary evaluation (dropout switched off)"
@@ -51,19 +61,23 @@ def headline(outcome: Outcome, unit: str) -> str:
             "(dropout switched off, temperature 1) is the best."
         )
     found, _ = outcome.evidence
-    before, after = outcome.scores.xe(DET).value, outcome.scores.xe(outcome.member).value
+    scores = outcome.scores if outcome.test is None else outcome.test
     change = 100 * math.expm1(found.value)
-    direction = "more" if change >= 0 else "less"
+    makes = "makes" if abs(found.value) >= 2 * found.error else "may make"
+    what, than = in_words(outcome.member, outcome.num_samples), "ordinary evaluation"
+    if outcome.member.deterministic:
+        what = f"dropout switched off, as usual, but temperature {outcome.member.temperature:.3g}"
+        than = "temperature 1"
     text = (
-        f"Predicting with {in_words(outcome.member, outcome.num_samples)}, makes the right answer "
-        f"{abs(change):.1f} % {direction} probable (geometric mean over targets) than ordinary "
-        f"evaluation of the same weights."
+        f"Predicting with {what}, {makes} the right answer {abs(change):.1f} % "
+        f"{'more' if change >= 0 else 'less'} probable (geometric mean over targets) than {than} "
+        "does, on the same weights."
     )
+    if makes == "may make":
+        text += " That much could also be chance."
     if unit == "word":
-        text += (
-            f" Perplexity on {outcome.scores.split} data goes from {math.exp(before):.2f} to "
-            f"{math.exp(after):.2f}."
-        )
+        before, after = scores.perplexity(DET), scores.perplexity(outcome.member)
+        text += f" Perplexity on {scores.split} data goes from {before:.2f} to {after:.2f}."
     return text
 
 
@@ -93,7 +107,7 @@ def verdict(found: Estimate) -> str:
 def certainty(outcome: Outcome) -> list[str]:
     """How sure the gain and the choice are, a sentence each."""
     found, source = outcome.evidence
-    lines = [f"The gain is {with_error(found)} nats a target {source}: {verdict(found)}."]
+    lines = [f"The gain is {with_error(found)} nats a target, {source}. That is {verdict(found)}."]
     selection = outcome.selection
     if outcome.test_gain is not None:
         text = f"On {outcome.scores.split} data it was {with_error(outcome.gain)}"
@@ -103,8 +117,8 @@ def certainty(outcome: Outcome) -> list[str]:
     share = outcome.temperature_share
     if math.isfinite(share) and not outcome.member.deterministic:
         lines.append(
-            f"A temperature alone, which needs no samples, gives {100 * share:.0f} % of the gain on "
-            f"{outcome.scores.split} data."
+            f"A temperature alone, which needs no samples, gives {100 * share:.0f} % of the gain "
+            f"on {outcome.scores.split} data."
         )
     if selection is not None and selection.recurrence:
         base, tuned = outcome.member.at_temperature(1.0), outcome.member.temperature != 1
