@@ -14,7 +14,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-# First a classifier in Python, then a language model on the command line.
+# First a classifier in Python, then a language model on the command line, then a page about each.
 demo: env
 	$(BIN)/python examples/digits.py --out runs/digits
 	$(BIN)/afterdrop train pydoc-small --out runs/words
@@ -22,6 +22,8 @@ demo: env
 		--multipliers 0 0.5 0.8 1 --stripes 8 --overwrite
 	$(BIN)/afterdrop select runs/words
 	$(BIN)/afterdrop test runs/words --overwrite
+	$(BIN)/afterdrop report runs/digits
+	$(BIN)/afterdrop report runs/words
 
 lint: env
 	$(BIN)/ruff format --check .

@@ -20,9 +20,8 @@ def compare(
     of every run, then overlaid curves. Runs scored on the same data are also compared target by
     target, which says which differences are more than chance.
 
-    Examples:
-      afterdrop compare runs/ptb runs/ptb-retuned
-      afterdrop compare runs/* --out all.html
+    Try `afterdrop compare runs/ptb runs/ptb-retuned`, or all at once with
+    `afterdrop compare runs/* --out all.html`.
 
     Args:
         runs: Two run folders or more.

@@ -1,12 +1,14 @@
 """afterdrop report: one page about a run."""
 
 from pathlib import Path
+from typing import Annotated
 
+import tyro
 from tyro.conf import Positional
 
 
 def report(
-    run: Positional[Path],
+    run: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")],
     /,
     out: Path | None = None,
     split: str = "valid",
@@ -20,9 +22,8 @@ def report(
     the protocol and the commands that repeat it all. It needs no network, works on a phone, in
     dark mode and on paper, and says what is missing in the run and how to make it.
 
-    Examples:
-      afterdrop report runs/ptb
-      afterdrop report runs/mine --classes classes.json
+    Try `afterdrop report runs/ptb` and open runs/ptb/report.html in a browser; or, for scores of
+    your own model, `afterdrop report runs/mine --classes classes.json`.
 
     Args:
         run: A run folder: of afterdrop train, or one with scores of your own model.

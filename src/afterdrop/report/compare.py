@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib
 import torch
 
 from afterdrop.errors import DataError
@@ -18,7 +17,7 @@ from afterdrop.report.parts import Page, Section, Table
 from afterdrop.report.result import short
 from afterdrop.report.run import Run
 from afterdrop.report.sections import picture
-from afterdrop.report.style import STYLE
+from afterdrop.report.style import styled
 from afterdrop.report.words import number, signed, verdict, with_error
 
 
@@ -47,7 +46,7 @@ def write_comparison(runs: list[Run], path: Path) -> Page:
     if scored:
         makers += [lambda: _pairs_section(scored), lambda: _curves_section(scored)]
     makers += [lambda: _frequency_section(entries), lambda: _training_section(entries)]
-    with matplotlib.rc_context(STYLE):
+    with styled():
         sections = [section for make in makers if not (section := made(make)).empty]
     page = Page(
         f"{len(runs)} runs compared",

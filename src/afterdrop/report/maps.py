@@ -2,11 +2,9 @@
 
 import math
 
-from matplotlib.patches import Rectangle
-
 from afterdrop.evaluate.scores import Scores
 from afterdrop.family.member import Member
-from afterdrop.report.style import Axes, axes, colour
+from afterdrop.report.style import Axes, Rectangle, axes, colour
 
 # Dark is best. Lightness rises evenly from blue to yellow, so the steps keep their order for
 # colour-blind readers, in grey print, and on light and dark pages alike.

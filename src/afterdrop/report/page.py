@@ -4,7 +4,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import jinja2
-import matplotlib
 
 from afterdrop.errors import AfterdropError
 from afterdrop.files import write_atomic
@@ -26,14 +25,14 @@ from afterdrop.report.sections import (
     temperature_section,
     trust_section,
 )
-from afterdrop.report.style import STYLE, THEME
+from afterdrop.report.style import THEME, styled
 from afterdrop.report.words import certainty, headline
 
 
 def build_page(run: Run) -> tuple[Page, Outcome | None]:
     """The page of a run as plain data, and the outcome that it leads with."""
     outcome = find_outcome(run)
-    with matplotlib.rc_context(STYLE):
+    with styled():
         sections = [section for make in _makers(run, outcome) if not (section := made(make)).empty]
     what = "model of your own"
     if run.config is not None:

@@ -8,6 +8,7 @@ in marker and dash as well as in colour.
 import dataclasses
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from afterdrop.errors import ExtraError, ScoresError
@@ -18,13 +19,14 @@ try:
     import matplotlib
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.patches import Rectangle
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 except ImportError as error:
     raise ExtraError(
         "figures and reports need matplotlib: pip install 'afterdrop[report]'"
     ) from error
 
-__all__ = ["Axes", "Figure"]
+__all__ = ["Axes", "Figure", "Rectangle"]  # imported here, where a missing extra is explained
 
 THEME: dict[str, tuple[str, str]] = {  # name: light, dark
     "ink": ("#1c2127", "#e6e9ed"),
@@ -138,6 +140,11 @@ def line_style(index: int) -> dict[str, Any]:
     }
 
 
+def styled(salt: str | None = None) -> AbstractContextManager[None]:
+    """The style as matplotlib's settings, with a salt for the names that SVG elements get."""
+    return matplotlib.rc_context({**STYLE, "svg.hashsalt": salt})
+
+
 def axes(ax: Axes | None, height: float = HEIGHT) -> Axes:
     """The given axes, or those of a new figure in this style.
 
@@ -145,7 +152,7 @@ def axes(ax: Axes | None, height: float = HEIGHT) -> Axes:
     """
     if ax is not None:
         return ax
-    with matplotlib.rc_context(STYLE):
+    with styled():
         return Figure((WIDTH, height), layout="constrained").add_subplot()
 
 

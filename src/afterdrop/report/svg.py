@@ -4,10 +4,9 @@ import io
 import re
 from xml.etree import ElementTree
 
-import matplotlib
 from markupsafe import Markup
 
-from afterdrop.report.style import STYLE, THEME, Axes
+from afterdrop.report.style import THEME, Axes, styled
 
 _SVG = "http://www.w3.org/2000/svg"
 _LINK = "{http://www.w3.org/1999/xlink}href"
@@ -29,7 +28,7 @@ def inline_svg(ax: Axes, name: str, description: str) -> Markup:
         Markup that is safe to put into a page.
     """
     buffer = io.BytesIO()
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
+    with styled(salt=name):
         figure = ax.get_figure(root=True)
         assert figure is not None
         figure.savefig(buffer, format="svg", metadata={"Date": None})

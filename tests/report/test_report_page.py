@@ -1,0 +1,290 @@
+"""The page says what there is and what is missing, whatever the folder holds."""
+
+import json
+import re
+import shlex
+from html.parser import HTMLParser
+
+import pytest
+import torch
+from cases import EVIL, own_scores
+
+import afterdrop as ad
+from afterdrop import recipes
+from afterdrop.cli import main
+from afterdrop.report.commands import repeat_commands
+from afterdrop.report.page import write_report
+from afterdrop.report.run import read_run
+from afterdrop.train.folder import RunFolder
+
+
+class Reader(HTMLParser):
+    """Collects tags, ids, links and text, and checks that elements are closed in order."""
+
+    VOID = frozenset({"meta", "link", "br", "img"})
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.tags, self.ids, self.links, self.text = [], [], [], [], []
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.append(tag)
+        found = dict(attributes)
+        self.ids += [found["id"]] if "id" in found else []
+        self.links += [v for k, v in attributes if k in ("href", "src", "xlink:href")]
+        assert not any(name.startswith("on") for name, _ in attributes), attributes
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attributes):
+        self.handle_starttag(tag, attributes)
+        if tag not in self.VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, text):
+        self.text.append(text)
+
+
+def read(path):
+    reader = Reader()
+    content = path.read_text(encoding="utf-8")
+    reader.feed(content)
+    assert not reader.open
+    assert len(content) < 3_000_000
+    assert len(set(reader.ids)) == len(reader.ids)
+    assert {link for link in reader.links if not link.startswith("#")} <= {"data:,"}
+    assert {link[1:] for link in reader.links if link.startswith("#")} <= set(reader.ids)
+    assert not {"script", "iframe", "object", "embed", "img"} & set(reader.tags)
+    assert not re.search(r"url\((?!#)|@import", content)
+    reader.words = " ".join(" ".join(reader.text).split())
+    return reader
+
+
+def report(run, *options):
+    assert main(["report", str(run), *options]) == 0
+    return read(run / "report.html")
+
+
+def test_a_trained_run_is_told_from_start_to_end(trained_copy, capsys):
+    capsys.readouterr()
+    page = report(trained_copy)
+    out = capsys.readouterr().out.splitlines()
+    assert out[0] == f"Wrote {trained_copy / 'report.html'}." and len(out) == 4
+    assert page.tags.count("svg") == 10
+    for words in ("What was chosen", "What was trained", "The family on a map", "To repeat it",
+                  "on test data", "deterministic, T = 1", "Training curves", "Perplexity",
+                  "state carried from window to window", "afterdrop select"):  # fmt: skip
+        assert words in page.words, words
+    scores = ad.Scores.load(trained_copy / "scores" / "valid.safetensors")
+    assert f"{scores.xe(ad.DET).value:.4f}" in page.words
+    assert "What is missing" not in page.words
+    test = ad.Scores.load(trained_copy / "scores" / "test.safetensors")
+    member = ad.Member.load(trained_copy / "member.json")
+    gain = test.difference(ad.DET, member).value
+    assert f"{gain:.4f}".replace("-", "−") in page.words
+
+
+def test_the_same_run_gives_the_same_bytes(trained_copy):
+    for name in ("one", "other"):
+        write_report(read_run(trained_copy), trained_copy / f"{name}.html")
+    assert (trained_copy / "one.html").read_bytes() == (trained_copy / "other.html").read_bytes()
+
+
+def test_scores_of_ones_own_model_are_enough(own_run, scores):
+    page = report(own_run)
+    assert "model of your own" in page.words
+    assert "Nothing is chosen yet" in page.words and f"afterdrop select {own_run}" in page.words
+    assert "--split test" in page.words and "--classes FILE" in page.words
+    assert page.tags.count("svg") == 8
+    assert str(scores.protocol.sites[0][0]) in page.words
+
+
+def test_classes_of_ones_own_model_come_from_a_file_and_are_escaped(own_run, tmp_path, capsys):
+    file = tmp_path / "classes.json"
+    file.write_text(json.dumps({name: 10 + i for i, name in enumerate(EVIL)}))
+    page = report(own_run, "--classes", str(file))
+    assert "Gain class by class" in page.words
+    assert "<script>" in page.words  # as text
+    file.write_text(json.dumps({"a": 1, "b": 2}))
+    assert "2 classes and the model has 5" in report(own_run, "--classes", str(file)).words
+    for bad in ("[1, 2]", "{", '{"a": -1}', '{"a": "many"}', "{}"):
+        file.write_text(bad)
+        assert main(["report", str(own_run), "--classes", str(file)]) == 2
+        assert "classes.json" in capsys.readouterr().err
+
+
+def test_training_without_scores_still_gives_its_curves(trained_copy, capsys):
+    (trained_copy / "scores" / "valid.safetensors").unlink()
+    page = report(trained_copy)
+    assert "There is no result yet" in page.words and "afterdrop evaluate" in page.words
+    assert page.tags.count("svg") == 1
+
+
+def test_missing_test_scores_and_a_missing_choice_are_named(trained_copy):
+    (trained_copy / "scores" / "test.safetensors").unlink()
+    (trained_copy / "member.json").unlink()
+    page = report(trained_copy)
+    assert f"afterdrop test {trained_copy}" in page.words
+    assert f"afterdrop select {trained_copy}" in page.words
+    assert "cross-fitted" in page.words
+
+
+def test_scores_of_another_model_are_left_out(own_run, scores):
+    own_scores("test", classes=6).save(own_run / "scores" / "test.safetensors")
+    scores.fit(ad.AMC).member.save(own_run / "member.json", {"fingerprint": "other"})
+    page = report(own_run)
+    assert "test scores are of another model" in page.words
+    assert "member.json was chosen for another model" in page.words
+    assert "on test data" not in page.words
+
+
+def test_a_member_that_was_not_scored_is_named(own_run):
+    ad.Member(0.25, 0.9).save(own_run / "member.json")
+    assert "is not among those of these scores" in report(own_run).words
+
+
+def test_test_scores_without_the_chosen_member_are_named(own_run, scores):
+    ad.Member(0.5, 0.6).save(own_run / "member.json")
+    grid = ad.Grid((1,), (0, 1))
+    own_scores("test", seed=5, grid=grid).save(own_run / "scores" / "test.safetensors")
+    assert "do not hold the chosen member" in report(own_run).words
+
+
+@pytest.mark.parametrize("what", ["truncated", "foreign"])
+def test_damaged_scores_do_not_stop_the_rest(trained_copy, what):
+    path = trained_copy / "scores" / "valid.safetensors"
+    path.write_bytes(path.read_bytes()[:1000] if what == "truncated" else b"{}")
+    page = report(trained_copy)
+    assert "valid.safetensors" in page.words and "Training curves" in page.words
+
+
+def test_damaged_metrics_and_settings_do_not_stop_the_rest(trained_copy):
+    (trained_copy / "metrics.jsonl").write_text("{\n")
+    page = report(trained_copy)
+    assert "metrics.jsonl" in page.words and "The family on a map" in page.words
+    (trained_copy / "config.json").write_text("{}")
+    page = report(trained_copy)
+    assert "config.json" in page.words and "The family on a map" in page.words
+
+
+def test_data_that_are_gone_cost_only_the_frequencies(trained_copy):
+    content = json.loads((trained_copy / "config.json").read_text())
+    content["config"]["data"]["name"] = "/nowhere/text"
+    (trained_copy / "config.json").write_text(json.dumps(content))
+    page = report(trained_copy)
+    assert "/nowhere/text" in page.words and "--data-folder" in page.words
+    assert "Reliability" in page.words
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("-inf")])
+def test_numbers_that_are_none_are_said_and_the_rest_is_shown(own_run, scores, value):
+    tensors = {name: tensor.clone() for name, tensor in scores.tensors.items()}
+    tensors["mc_target"][0, 1, 7] = value
+    ad.Scores(scores.protocol, tensors).save(own_run / "scores" / "valid.safetensors")
+    ad.AMC.save(own_run / "member.json")
+    page = report(own_run)
+    assert "1 of 10 members give some target" in page.words
+    assert "n/a" in page.words and "The family on a map" in page.words
+    tensors["det_target"][3] = value
+    tensors["mc_target"][:, :, 7] = value
+    ad.Scores(scores.protocol, tensors).save(own_run / "scores" / "valid.safetensors")
+    page = report(own_run)
+    assert "10 of 10 members" in page.words and "cannot be ranked" in page.words
+
+
+def test_a_single_deterministic_member_has_a_page(own_run):
+    grid = ad.Grid((0,), (0,))
+    own_scores(grid=grid).save(own_run / "scores" / "valid.safetensors")
+    page = report(own_run)
+    assert "--multipliers above 0" in page.words and "Reliability" in page.words
+
+
+def test_tempered_samples_have_a_page(own_run):
+    grid = ad.Grid((0, 1), (0, 1), temper="sample")
+    scores = own_scores(grid=grid)
+    scores.save(own_run / "scores" / "valid.safetensors")
+    assert main(["select", str(own_run)]) == 0
+    assert "each sample before averaging" in report(own_run).words
+
+
+def test_one_alpha_and_one_example_have_a_page(own_run):
+    grid = ad.Grid((0,), (0, 1))
+    own_scores(grid=grid).save(own_run / "scores" / "valid.safetensors")
+    report(own_run)
+    net = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(4, 3))
+    one = ad.evaluate(net, [(torch.randn(1, 4), torch.tensor([2]))], num_samples=4)
+    one.save(own_run / "scores" / "valid.safetensors")
+    report(own_run)
+
+
+def test_a_folder_without_anything_is_an_error_that_says_what_to_do(tmp_path, capsys):
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        assert main(["report", str(folder)]) == 2
+        assert "afterdrop evaluate" in capsys.readouterr().err
+        assert not (folder / "report.html").exists()
+
+
+def test_the_command_that_repeats_training_gives_the_same_configuration(trained):
+    run = read_run(trained)
+    words = shlex.split(repeat_commands(run)[0])
+    assert words[:3] == ["afterdrop", "train", "lm"]
+    sets = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
+    changes = {name: json.loads(value) for name, _, value in (s.partition("=") for s in sets)}
+    config, _ = RunFolder(trained).read_config()
+    own = {"data.name": words[words.index("--data") + 1], "data.level": "word"}
+    own["data.min_count"] = None
+    assert recipes.load("pydoc-small").config.override(own).override(changes) == config
+
+
+def test_the_command_that_repeats_a_recipe_is_its_name(tmp_path):
+    run = tmp_path / "run"
+    arguments = ["train", "digits-mlp", "--out", str(run), "--quiet", "--set", "schedule.turns=1"]
+    assert main(arguments) == 0
+    wanted = f"afterdrop train digits-mlp --set schedule.turns=1 --out {run}"
+    assert repeat_commands(read_run(run))[0] == wanted
+
+
+def test_the_commands_that_repeat_an_evaluation_are_taken_as_they_are(trained, tmp_path):
+    before = ad.Scores.load(trained / "scores" / "valid.safetensors")
+    command = shlex.split(repeat_commands(read_run(trained))[1])
+    assert main([*command[1:], "--out", str(tmp_path / "again"), "--quiet"]) == 0
+    after = ad.Scores.load(tmp_path / "again" / "scores" / "valid.safetensors")
+    before.protocol.require_same(after.protocol, "the repeated scores")
+    assert torch.equal(before.tensors["mc_target"], after.tensors["mc_target"])
+
+
+def test_runs_are_compared_on_one_page(trained, own_run, tmp_path, capsys):
+    own_scores(seed=1).save(tmp_path / "other" / "scores" / "valid.safetensors")
+    out = tmp_path / "all.html"
+    runs = [str(own_run), str(tmp_path / "other"), str(trained)]
+    assert main(["compare", *runs, "--out", str(out)]) == 0
+    page = read(out)
+    assert "scored on different data" in page.words and page.tags.count("svg") == 5
+    assert "mine" in page.words and "other" in page.words
+
+
+def test_runs_on_the_same_data_are_compared_target_by_target(own_run, scores, tmp_path, capsys):
+    other = tmp_path / "deep" / "mine"  # the same folder name, so paths tell them apart
+    ad.AMC.save(other / "member.json")
+    scores.save(other / "scores" / "valid.safetensors")
+    out = tmp_path / "all.html"
+    assert main(["compare", str(own_run), str(other), "--out", str(out)]) == 0
+    page = read(out)
+    assert f"{own_run} is the best of them" in page.words
+    best = ad.select(scores).member
+    difference = scores.difference(ad.AMC, best)
+    assert f"+{difference.value:.4f} ± {difference.error:.4f}" in page.words
+    assert main(["compare", str(own_run)]) == 2
+    assert "two or more" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("verb", ["report", "compare"])
+def test_help_teaches(verb, capsys):
+    with pytest.raises(SystemExit) as stop:
+        main([verb, "--help"])
+    assert stop.value.code == 0
+    out = capsys.readouterr().out
+    assert "self-contained HTML page" in out and f"afterdrop {verb} runs/" in out
