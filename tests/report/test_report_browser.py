@@ -113,9 +113,9 @@ def test_text_in_plots_is_legible_against_the_page(browser, page):
         browser.open(page, 1280, dark=dark)
         colours = browser.value(
             "[getComputedStyle(document.body).backgroundColor, ...['ink', 'muted', 'blue', "
-            "'vermilion', 'teal', 'purple', 'ochre'].map(name => { const e = "
-            "document.createElement('i'); e.style.color = `var(--${name})`; document.body.append(e);"
-            " return getComputedStyle(e).color })]"
+            "'vermilion', 'teal', 'purple', 'ochre'].map(name => { const e = document.body"
+            ".appendChild(document.createElement('i')); e.style.color = `var(--${name})`; "
+            "return getComputedStyle(e).color })]"
         )
         paper, *inks = (_luminance(colour) for colour in colours)
         for ink in inks:

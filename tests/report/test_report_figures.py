@@ -131,6 +131,21 @@ def test_gains_by_frequency_are_paired_means_of_the_targets_in_a_band(scores):
     assert names == ["never", "1 to 10", "11 to 100", "over 100"]
 
 
+def test_cross_entropy_by_frequency_is_the_mean_of_the_targets_in_a_band(scores):
+    counts = torch.tensor([5, 50, 500, 5, 0])
+    ax = figures.xe_by_frequency(scores, [ad.AMC], counts, bands=[(0, 100), (4, 5)])
+    at = counts[scores.tensors["targets"]]
+    xe = scores.values(ad.AMC).whole
+    wanted = [xe[(at > 0) & (at <= 100)].mean().item(), xe[at == 5].mean().item()]
+    assert data(ax.containers[0].lines[0])[1] == pytest.approx(wanted)
+
+
+def test_paired_differences_over_one_band_of_everything_are_the_difference(scores):
+    everything = torch.ones(5, dtype=torch.int64)
+    (_, count, found), *_ = scores.by_frequency(ad.AMC, everything, [(0, 1)], against=ad.DET)
+    assert count == scores.num_targets and found == scores.difference(ad.AMC, ad.DET)
+
+
 def test_an_empty_band_is_left_out_and_none_at_all_is_an_error(scores):
     counts = torch.full((5,), 50)
     ax = figures.gain_by_frequency(scores, [ad.AMC], counts, bands=[(0, 10), (10, 100)])
@@ -178,6 +193,7 @@ def test_figures_draw_into_axes_of_ones_own(scores, members):
         figures.tightness: (scores,),
         figures.sample_curves: (scores,),
         figures.gain_by_frequency: (scores, members, counts),
+        figures.xe_by_frequency: (scores, members, counts),
         figures.gain_by_class: (scores, ad.AMC, list("abcde")),
         figures.training_curves: ([{"step": 0, "xe": 1.0}, {"step": 1, "xe": 0.5}],),
         figures.validation_curves: ({"a": [{"step": 0, "xe": 1.0}, {"step": 1, "xe": 0.5}]},),

@@ -73,7 +73,7 @@ def test_a_trained_run_is_told_from_start_to_end(trained_copy, capsys):
     page = report(trained_copy)
     out = capsys.readouterr().out.splitlines()
     assert out[0] == f"Wrote {trained_copy / 'report.html'}." and len(out) == 4
-    assert page.tags.count("svg") == 10
+    assert page.tags.count("svg") == 11
     for words in ("What was chosen", "What was trained", "The family on a map", "To repeat it",
                   "on test data", "deterministic, T = 1", "Training curves", "Perplexity",
                   "state carried from window to window", "afterdrop select"):  # fmt: skip

@@ -7,6 +7,7 @@ from typing import Any
 from afterdrop import recipes
 from afterdrop.data import names as data_names
 from afterdrop.evaluate.protocol import Protocol
+from afterdrop.family.member import Grid
 from afterdrop.report.run import Run
 from afterdrop.train.config import TrainConfig
 
@@ -76,8 +77,8 @@ def _evaluate(protocol: Protocol, path: str, *, trained: bool) -> str:
     options = {
         "split": protocol.split,
         "num-samples": plan.num_samples,
-        "alphas": " ".join(f"{a:g}" for a in grid.alphas),
-        "multipliers": " ".join(f"{m:g}" for m in grid.multipliers),
+        "alphas": _words(grid.alphas),
+        "multipliers": _words(grid.multipliers),
         "temper": grid.temper,
         "masks": plan.scheme,
         "blocks": plan.blocks,
@@ -87,10 +88,21 @@ def _evaluate(protocol: Protocol, path: str, *, trained: bool) -> str:
         "carry": stream.get("carry"),
         "lifetime": stream.get("lifetime"),
     }
-    defaults = {"split": "valid", "temper": "mean", "masks": "lhs", "blocks": 2, "seed": 0}
+    defaults: dict[str, Any] = {
+        "split": "valid",
+        "temper": "mean",
+        "masks": "lhs",
+        "blocks": 2,
+        "seed": 0,
+    }
+    defaults |= {"alphas": _words(Grid().alphas), "multipliers": _words(Grid().multipliers)}
     shown = [
         f"--{name} {value if name in ('alphas', 'multipliers') else shlex.quote(str(value))}"
         for name, value in options.items()
         if value is not None and value != defaults.get(name)
     ]
     return " ".join([start, *shown])
+
+
+def _words(values: tuple[float, ...]) -> str:
+    return " ".join(f"{value:g}" for value in values)

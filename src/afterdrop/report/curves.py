@@ -15,6 +15,7 @@ from afterdrop.report.style import (
     Series,
     axes,
     colour,
+    legend,
     line_style,
     plain,
     power_colour,
@@ -71,7 +72,7 @@ def temperature_curves(
     _temperature_axis(ax, *ends)
     ax.set_ylabel("XE minus deterministic at T = 1 (nats)")
     _zoom(ax)
-    ax.legend(loc="best")
+    legend(ax)
     return ax
 
 
@@ -160,7 +161,7 @@ def sample_curves(
         error = curve[-1][1].mc_error
         if math.isfinite(error):
             ax.errorbar(ks[-1], above[-1], error, fmt="none", color=shade)
-    ax.plot([], [], color=colour("muted"), label="corrected for few samples", **hollow)
+    ax.plot([], [], color=colour("muted"), label="corrected", **hollow)
     ax.axhline(0, color=colour("muted"), linewidth=0.8)
     ax.set_xscale("log", base=2)
     ticks = [float(k) for k, _ in scores.curve(Member(shown[0], at, temper=grid.temper))]
@@ -168,5 +169,5 @@ def sample_curves(
     ax.minorticks_off()
     ax.set_xlabel(f"number of mask samples K (dropout rates ×{at:g})")
     ax.set_ylabel("XE above its value at K = ∞ (nats)")
-    ax.legend(loc="best")
+    legend(ax)
     return ax

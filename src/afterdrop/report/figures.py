@@ -7,7 +7,7 @@ Each takes `ax=` to draw into axes of your own; without it, it makes a figure in
 """
 
 from afterdrop.report.curves import sample_curves, temperature_curves
-from afterdrop.report.frequency import gain_by_class, gain_by_frequency
+from afterdrop.report.frequency import gain_by_class, gain_by_frequency, xe_by_frequency
 from afterdrop.report.gaps import bounds_stacked, tightness
 from afterdrop.report.maps import family_map
 from afterdrop.report.training import training_curves, validation_curves
@@ -25,4 +25,5 @@ __all__ = [
     "tightness",
     "training_curves",
     "validation_curves",
+    "xe_by_frequency",
 ]

@@ -9,9 +9,8 @@ from torch import Tensor
 
 from afterdrop.errors import ScoresError
 from afterdrop.evaluate.scores import Scores
-from afterdrop.family.estimates import Estimate
 from afterdrop.family.member import DET, Member
-from afterdrop.report.style import Axes, axes, colour, line_style, plain, series
+from afterdrop.report.style import Axes, Series, axes, colour, legend, line_style, plain, series
 
 Band = tuple[float, float]
 
@@ -41,6 +40,49 @@ def band_name(band: Band) -> str:
     if high == 0:
         return "never"
     return f"over {low:,.0f}" if math.isinf(high) else f"{low + 1:,.0f} to {high:,.0f}"
+
+
+def xe_by_frequency(
+    scores: Scores | Sequence[Scores],
+    members: Sequence[Member],
+    counts: Tensor,
+    *,
+    bands: Sequence[Band] | None = None,
+    labels: Sequence[str] | None = None,
+    ax: Axes | None = None,
+) -> Axes:
+    """Cross entropy by training frequency of the target's class.
+
+    Bars are one standard error. A band without targets is left out.
+
+    Args:
+        scores: One for all members, or one a member (several runs on the same data).
+        members: With their temperatures.
+        counts: [V] training counts of the classes.
+        bands: Pairs (low, high): classes with low < count <= high; powers of ten by default.
+        labels: Names for the legend.
+        ax: Where to draw; a new figure by default.
+
+    Returns:
+        The axes.
+
+    Raises:
+        ScoresError: If no band has a target.
+
+    Example:
+        >>> import afterdrop as ad
+        >>> net = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(4, 3))
+        >>> scores = ad.evaluate(net, [(torch.randn(16, 4), torch.arange(16) % 3)], num_samples=4)
+        >>> xe_by_frequency(scores, [ad.DET], torch.tensor([5, 50, 500])).get_ylabel()
+        'XE (nats)'
+    """
+    ax = axes(ax)
+    lines = series(scores, members, labels)
+    _draw_bands(ax, lines, counts, bands, against=None)
+    ax.set_ylim(bottom=0)
+    ax.set_ylabel("XE (nats)")
+    legend(ax)
+    return ax
 
 
 def gain_by_frequency(
@@ -73,28 +115,52 @@ def gain_by_frequency(
     Example:
         >>> import afterdrop as ad
         >>> net = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(4, 3))
-        >>> data = [(torch.randn(16, 4), torch.randint(3, (16,)))]
-        >>> scores = ad.evaluate(net, data, num_samples=4)
+        >>> scores = ad.evaluate(net, [(torch.randn(16, 4), torch.arange(16) % 3)], num_samples=4)
         >>> ax = gain_by_frequency(scores, [ad.AMC], torch.tensor([5, 50, 500]))
         >>> [tick.get_text() for tick in ax.get_xticklabels()]
         ['1 to 10', '11 to 100', 'over 100']
     """
     ax = axes(ax)
-    chosen = frequency_bands(counts) if bands is None else list(bands)
     lines = series(scores, members, labels)
-    found = [s.scores.by_frequency(s.member, counts, chosen, against=DET) for s in lines]
+    _draw_bands(ax, lines, counts, bands, against=DET)
+    ax.axhline(0, color=colour("muted"), linewidth=0.8)
+    ax.set_ylabel("gain over deterministic, T = 1 (nats)")
+    legend(ax)
+    return ax
+
+
+def _draw_bands(
+    ax: Axes,
+    lines: list[Series],
+    counts: Tensor,
+    bands: Sequence[Band] | None,
+    against: Member | None,
+) -> None:
+    """Points with bars in every band that has targets; gains where there is something against."""
+    chosen = frequency_bands(counts) if bands is None else list(bands)
+    found = [s.scores.by_frequency(s.member, counts, chosen, against) for s in lines]
     full = [i for i in range(len(chosen)) if any(rows[i][1] for rows in found)]
     if not full:
         raise ScoresError(
             f"no target's class has a training count in the bands {list(chosen)}; give others"
         )
+    sign = 1.0 if against is None else -1.0
     for index, (line, rows) in enumerate(zip(lines, found)):
-        here = [(place, rows[i][2]) for place, i in enumerate(full)]
         shift = 0.1 * (index - (len(lines) - 1) / 2)
-        _points(ax, [(p + shift, e) for p, e in here if e is not None], plain(line.label), index)
-    ax.axhline(0, color=colour("muted"), linewidth=0.8)
+        here = [(place + shift, rows[i][2]) for place, i in enumerate(full)]
+        known = [(place, e) for place, e in here if e is not None]
+        ax.errorbar(
+            [place for place, _ in known],
+            [sign * e.value for _, e in known],
+            [e.error if math.isfinite(e.error) else 0.0 for _, e in known],
+            label=plain(line.label),
+            elinewidth=0.9,
+            **line_style(index),
+        )
+    ax.margins(y=0.18)
     ax.set_xticks(range(len(full)), [band_name(chosen[i]) for i in full])
     ax.set_xlim(-0.5, len(full) - 0.5)
+    ax.set_xlabel("occurrences of the class in training (grey: targets)")
     for place, i in enumerate(full):
         ax.annotate(
             f"{found[0][i][1]:,}",
@@ -106,22 +172,6 @@ def gain_by_frequency(
             fontsize=7,
             color=colour("muted"),
         )
-    ax.set_xlabel("occurrences of the class in training (grey: targets)")
-    ax.set_ylabel("gain over deterministic, T = 1 (nats)")
-    ax.margins(y=0.18)
-    ax.legend(loc="best")
-    return ax
-
-
-def _points(ax: Axes, here: list[tuple[float, Estimate]], label: str, index: int) -> None:
-    ax.errorbar(
-        [place for place, _ in here],
-        [-e.value for _, e in here],
-        [e.error if math.isfinite(e.error) else 0.0 for _, e in here],
-        label=label,
-        elinewidth=0.9,
-        **line_style(index),
-    )
 
 
 def gain_by_class(

@@ -10,6 +10,7 @@ from afterdrop.report.style import (
     Axes,
     axes,
     colour,
+    legend,
     line_style,
     log_axis,
     plain,
@@ -73,7 +74,7 @@ def bounds_stacked(
     ax.grid(False, axis="x")
     ax.set_xlabel("multiplier of the dropout rates")
     ax.set_ylabel("log-probability of the target (nats)")
-    ax.legend(loc="upper right", ncols=3, columnspacing=1.0, handlelength=1.0, fontsize=8)
+    legend(ax, columns=3)
     return ax
 
 
@@ -91,7 +92,7 @@ def _stack(
         ax.bar(places, heights, 0.24, bottom=base, color=face, label=name, alpha=pale)
     for place, top, text in zip(places, tops, ticks):
         ax.annotate(text, (place, top), (0, 2), textcoords="offset points", ha="center", fontsize=7)
-    ax.set_ylim(floor, max(tops) + 0.34 * (max(tops) - floor))
+    ax.set_ylim(floor, max(tops) + 0.1 * (max(tops) - floor))
 
 
 def tightness(
@@ -127,6 +128,7 @@ def tightness(
     lines = _tightness_lines(scores, alphas, labels)
     for index, line in enumerate(lines):
         _tightness_line(ax, *line, numbered=index == len(lines) - 1)
+    ax.fill_between([], [], [], color=colour("slate"), alpha=0.3, label="where theory has it")
     ax.margins(x=0.1)
     ax.set_xscale("log")
     ax.set_yscale("log")
@@ -134,7 +136,7 @@ def tightness(
     log_axis(ax.yaxis)
     ax.set_xlabel("variance of the target's probability over masks")
     ax.set_ylabel("Jensen gap (nats)")
-    ax.legend(loc="lower right")
+    legend(ax)
     return ax
 
 
@@ -163,8 +165,8 @@ def _tightness_line(
     found = [(m, b) for m, b in found if b.variance > 0 and 0 < b.jensen_gap < math.inf]
     x = [b.variance for _, b in found]
     band = [b.jensen_lower for _, b in found], [b.jensen_upper for _, b in found]
-    ax.fill_between(x, *band, color=shade, alpha=0.2, linewidth=0, label=f"theory, {name}")
-    ax.plot(x, [b.jensen_gap for _, b in found], marker="o", color=shade, label=f"gap, {name}")
+    ax.fill_between(x, *band, color=shade, alpha=0.2, linewidth=0)
+    ax.plot(x, [b.jensen_gap for _, b in found], marker="o", color=shade, label=name)
     for multiplier, bounds in found if numbered else []:
         ax.annotate(
             f"{multiplier:g}",

@@ -16,8 +16,7 @@ def cards(outcome: Outcome, unit: str) -> list[Card]:
     scores = outcome.scores
     found, source = outcome.evidence
     before, after = scores.xe(DET), scores.xe(outcome.member)
-    split = f"nats a {unit}, {scores.split}"
-    share = outcome.temperature_share
+    split = f"nats per {unit}, {scores.split}"
     shown = [
         Card("Gain", signed(found.value), f"± {number(found.error)} nats, {source}"),
         Card("Ordinary evaluation", number(before.value), split),
@@ -26,8 +25,9 @@ def cards(outcome: Outcome, unit: str) -> list[Card]:
     if unit == "word":
         ratio = f"{math.exp(before.value):.2f} → {math.exp(after.value):.2f}"
         shown.append(Card("Perplexity", ratio, f"{scores.split}; lower is better"))
-    elif math.isfinite(share):
-        shown.append(Card("From temperature alone", f"{100 * share:.0f} %", "of the gain"))
+    else:
+        right = [100 * scores.accuracy(m).value for m in (DET, outcome.member)]
+        shown.append(Card("Accuracy", f"{right[0]:.2f} → {right[1]:.2f} %", scores.split))
     return shown
 
 
@@ -67,17 +67,17 @@ def summary_section(outcome: Outcome, unit: str) -> Section:
         "average of −log p(right answer) in nats; lower is better, and 0.01 less makes the right "
         "answer 1 % more probable. ± is one standard error, of the masks and the data together."
     )
-    section.tables.append(_summary(outcome.scores, members, unit))
+    section.tables.append(_summary(outcome.scores, members, outcome.member, unit))
     if outcome.test is not None:
         held = set(outcome.test.members)
         usable = {k: m for k, m in members.items() if m.at_temperature(1.0) in held}
-        section.tables.append(_summary(outcome.test, usable, unit))
+        section.tables.append(_summary(outcome.test, usable, outcome.member, unit))
     if outcome.selection is not None:
         section.tables += _ranking(outcome)
     return section
 
 
-def _summary(scores: Scores, members: dict[str, Member], unit: str) -> Table:
+def _summary(scores: Scores, members: dict[str, Member], chosen: Member, unit: str) -> Table:
     head = ["member", "XE (nats)", "± error", "accuracy", "Brier", "ECE"]
     head += ["perplexity"] if unit == "word" else ["bits"] if unit in ("char", "byte") else []
     rows = []
@@ -91,7 +91,7 @@ def _summary(scores: Scores, members: dict[str, Member], unit: str) -> Table:
         elif unit in ("char", "byte"):
             row.append(number(xe.value / math.log(2)))
         rows.append(tuple(row))
-    marked = frozenset({len(rows) - 1} if len(rows) > 1 else ())
+    marked = frozenset(i for i, member in enumerate(members.values()) if member == chosen)
     return Table(
         f"On {scores.split} data ({scores.num_targets:,} targets)", tuple(head), rows, marked
     )

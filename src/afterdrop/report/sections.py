@@ -4,7 +4,6 @@ import math
 
 import torch
 
-from afterdrop.errors import ScoresError
 from afterdrop.evaluate.scores import Scores
 from afterdrop.family.member import DET, Member
 from afterdrop.report import figures
@@ -195,18 +194,20 @@ def frequency_section(outcome: Outcome, classes: Classes | None, *, trained: boo
         )
         section.pictures.append(picture(ax, "classes", "Gain class by class", how))
         return section
-    wanted = {k: m for k, m in shown_members(outcome).items() if m != DET}
-    try:
-        ax = figures.gain_by_frequency(
-            scores, list(wanted.values()), classes.counts, labels=list(wanted)
-        )
-    except ScoresError as error:
-        return _missing("frequency", title, str(error))
+    members = shown_members(outcome)
+    names, drawn = list(members), list(members.values())
     how = (
         "Above zero is better than ordinary evaluation; left are classes that training rarely saw. "
         "The small grey numbers say how many targets a point rests on, bars are one standard error."
     )
-    section.pictures.append(picture(ax, "frequency", "Gain by training frequency", how))
+    gain = figures.gain_by_frequency(scores, drawn[1:], classes.counts, labels=names[1:])
+    section.pictures.append(picture(gain, "gain", "Gain by training frequency", how))
+    how = (
+        "What a target of each kind costs: lower is better, and rare classes cost most. "
+        "Differences between members that look small here are enlarged in the other figure."
+    )
+    xe = figures.xe_by_frequency(scores, drawn, classes.counts, labels=names)
+    section.pictures.append(picture(xe, "xe", "Cross entropy by training frequency", how))
     section.tables.append(_words(scores, member, classes))
     return section
 

@@ -51,6 +51,10 @@ MARKERS = ("o", "s", "^", "D", "v", "P")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)), (0, (1, 1)))
 WIDTH, HEIGHT = 5.0, 3.5  # inches: legible at the width of a phone and of a column
 
+_OURS = "afterdrop"  # marks figures that were made here
+_SHORT = 25  # letters of a label that fits into half the width
+_ROW = 0.19  # inches of a row of a legend
+
 STYLE: Any = {
     "axes.axisbelow": True,
     "axes.edgecolor": THEME["muted"][0],
@@ -153,7 +157,30 @@ def axes(ax: Axes | None, height: float = HEIGHT) -> Axes:
     if ax is not None:
         return ax
     with styled():
-        return Figure((WIDTH, height), layout="constrained").add_subplot()
+        figure = Figure((WIDTH, height), layout="constrained")
+        figure.set_gid(_OURS)
+        return figure.add_subplot()
+
+
+def legend(ax: Axes, columns: int | None = None) -> None:
+    """A legend above the axes, where it hides nothing; a figure of ours grows by its height."""
+    _, labels = ax.get_legend_handles_labels()
+    if not labels:
+        return
+    if columns is None:
+        columns = 2 if max(map(len, labels)) <= _SHORT else 1
+    ax.legend(
+        loc="lower left",
+        bbox_to_anchor=(0.0, 1.01),
+        ncols=columns,
+        borderaxespad=0.0,
+        columnspacing=1.4,
+        labelspacing=0.3,
+    )
+    figure = ax.get_figure(root=True)
+    if figure is not None and figure.get_gid() == _OURS:
+        rows = -(-len(labels) // columns)
+        figure.set_size_inches(WIDTH, figure.get_size_inches()[1] + _ROW * rows)
 
 
 def log_axis(axis: Any) -> None:
@@ -166,7 +193,7 @@ def log_axis(axis: Any) -> None:
     axis.set_minor_locator(NullLocator())
 
 
-def plain(name: str, most: int = 44) -> str:
+def plain(name: str, most: int = 40) -> str:
     r"""A name as matplotlib shall write it: no mathematics in it, one line, not too long.
 
     Example:

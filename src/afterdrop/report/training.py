@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from afterdrop.report.style import Axes, axes, colour, line_style, plain
+from afterdrop.report.style import Axes, axes, colour, legend, line_style, plain
+
+_MARKS = 15  # markers of a curve, however many turns there are
 
 
 def training_curves(metrics: Sequence[Mapping[str, Any]], *, ax: Axes | None = None) -> Axes:
@@ -34,12 +36,13 @@ def training_curves(metrics: Sequence[Mapping[str, Any]], *, ax: Axes | None = N
     )
     for index, (name, label) in enumerate(shown):
         steps, values = _column(metrics, name)
-        ax.plot(steps, values, label=label, **line_style(index))
+        every = max(1, len(steps) // _MARKS)
+        ax.plot(steps, values, label=label, markevery=every, **line_style(index))
     rates = [(line["step"], line.get("learning_rate")) for line in metrics]
     drops = [b[0] for a, b in itertools.pairwise(rates) if b[1] is not None and b[1] != a[1]]
     for number, step in enumerate(drops):
-        legend = "learning rate drops" if number == 0 else "_"  # matplotlib leaves out "_"
-        ax.axvline(step, color=colour("muted"), linestyle=":", linewidth=1.0, label=legend)
+        label = "learning rate drops" if number == 0 else "_"  # matplotlib leaves out "_"
+        ax.axvline(step, color=colour("muted"), linestyle=":", linewidth=1.0, label=label)
     _finish(ax)
     return ax
 
@@ -63,7 +66,9 @@ def validation_curves(
     """
     ax = axes(ax)
     for index, (name, metrics) in enumerate(runs.items()):
-        ax.plot(*_column(metrics, "xe"), label=plain(name), **line_style(index))
+        steps, values = _column(metrics, "xe")
+        every = max(1, len(steps) // _MARKS)
+        ax.plot(steps, values, label=plain(name), markevery=every, **line_style(index))
     _finish(ax)
     ax.set_ylabel("validation XE, deterministic (nats)")
     return ax
@@ -88,4 +93,4 @@ def _finish(ax: Axes) -> None:
         ax.set_ylim(low - 0.06 * (high - low or 1.0), high + 0.25 * (high - low or 1.0))
     ax.set_xlabel("training step")
     ax.set_ylabel("nats per target")
-    ax.legend(loc="upper right")
+    legend(ax)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from afterdrop.evaluate.scores import Scores
 from afterdrop.family.calibration import calibration_bins, risk_coverage
 from afterdrop.family.member import Member
-from afterdrop.report.style import Axes, axes, colour, line_style, plain, series
+from afterdrop.report.style import Axes, axes, colour, legend, line_style, plain, series
 
 _BIN = 40  # targets that a bin should have at least, for its error to be worth drawing
 _POINTS = 100  # of a risk curve
@@ -68,7 +68,7 @@ def reliability_diagram(
     ax.set_ylim(start, 1.0 + 0.03 * (1 - start))
     ax.set_xlabel("confidence (probability of the predicted class)")
     ax.set_ylabel("share of predictions that are right")
-    ax.legend(loc="lower right")
+    legend(ax)
     return ax
 
 
@@ -118,7 +118,7 @@ def risk_coverage_curves(
     ax.set_ylim(bottom=0)
     ax.set_xlabel("predictions kept, most confident first (%)")
     ax.set_ylabel("errors among those kept (%)")
-    ax.legend(loc="best")
+    legend(ax)
     return ax
 
 

@@ -64,12 +64,12 @@ def headline(outcome: Outcome, unit: str) -> str:
     scores = outcome.scores if outcome.test is None else outcome.test
     change = 100 * math.expm1(found.value)
     makes = "makes" if abs(found.value) >= 2 * found.error else "may make"
-    what, than = in_words(outcome.member, outcome.num_samples), "ordinary evaluation"
+    what, than = f"{in_words(outcome.member, outcome.num_samples)},", "ordinary evaluation"
     if outcome.member.deterministic:
         what = f"dropout switched off, as usual, but temperature {outcome.member.temperature:.3g}"
         than = "temperature 1"
     text = (
-        f"Predicting with {what}, {makes} the right answer {abs(change):.1f} % "
+        f"Predicting with {what} {makes} the right answer {abs(change):.1f} % "
         f"{'more' if change >= 0 else 'less'} probable (geometric mean over targets) than {than} "
         "does, on the same weights."
     )
