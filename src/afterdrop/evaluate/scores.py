@@ -62,6 +62,8 @@ class Scores:
         self.protocol = protocol
         self.tensors = dict(tensors)
         self._columns: dict[Member, Column] = {}
+        self._fits: dict[Member, Fit] = {}
+        self._xe: dict[Member, Estimate] = {}
 
     # What the scores are about
 
@@ -105,7 +107,9 @@ class Scores:
 
     def xe(self, member: Member) -> Estimate:
         """Mean cross entropy (nats) with its errors."""
-        return self._estimate(self.values(member))
+        if member not in self._xe:
+            self._xe[member] = self._estimate(self.values(member))
+        return self._xe[member]
 
     def integrated(self, member: Member) -> Values:
         """Per-target cross entropies of alpha 0 with output dropout integrated out.
@@ -139,10 +143,12 @@ class Scores:
 
     def fit(self, member: Member) -> Fit:
         """The member at the temperature that minimises its cross entropy at K samples."""
-        clusters = self.clusters
-        everyone = torch.ones(1, int(clusters.max()) + 1, dtype=torch.float64)
-        temperature, _, edge = self.fit_weighted(member, everyone)
-        return Fit(member.at_temperature(temperature.item()), bool(edge.item()))
+        base = member.at_temperature(1.0)
+        if base not in self._fits:
+            everyone = torch.ones(1, int(self.clusters.max()) + 1, dtype=torch.float64)
+            temperature, _, edge = self.fit_weighted(member, everyone)
+            self._fits[base] = Fit(base.at_temperature(temperature.item()), bool(edge.item()))
+        return self._fits[base]
 
     def fit_weighted(self, member: Member, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Fits for rows of weights [R, examples] (bootstrap, folds): temperature, XE, at edge."""

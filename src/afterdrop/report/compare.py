@@ -47,7 +47,7 @@ def write_comparison(runs: list[Run], path: Path) -> Page:
         makers += [lambda: _pairs_section(scored), lambda: _curves_section(scored)]
     makers += [lambda: _frequency_section(entries), lambda: _training_section(entries)]
     with styled():
-        sections = [section for make in makers if not (section := made(make)).empty]
+        sections = made(makers)
     page = Page(
         f"{len(runs)} runs compared",
         "one page about several runs",

@@ -24,7 +24,7 @@ from afterdrop.report.style import (
     spread_out,
 )
 
-_POINTS = 41  # of a temperature curve: smooth at the width of a column
+_POINTS = 31  # of a temperature curve: smooth at the width of a column
 
 
 def temperature_curves(

@@ -33,7 +33,7 @@ def build_page(run: Run) -> tuple[Page, Outcome | None]:
     """The page of a run as plain data, and the outcome that it leads with."""
     outcome = find_outcome(run)
     with styled():
-        sections = [section for make in _makers(run, outcome) if not (section := made(make)).empty]
+        sections = made(_makers(run, outcome))
     what = "model of your own"
     if run.config is not None:
         what = f"{run.config.model.kind.replace('_', ' ')} trained on {run.config.data.name}"
@@ -81,12 +81,16 @@ def _makers(run: Run, outcome: Outcome | None) -> list[Callable[[], Section]]:
     return [*makers, lambda: commands_section(run)]
 
 
-def made(make: Callable[[], Section]) -> Section:
-    """A section; if it cannot be made from these data, one that says why."""
-    try:
-        return make()
-    except AfterdropError as error:
-        return Section("failed", "A part that could not be drawn", missing=[str(error)])
+def made(makers: list[Callable[[], Section]]) -> list[Section]:
+    """The sections that have something to show; one that cannot be made says why."""
+    sections = []
+    for number, make in enumerate(makers):
+        try:
+            sections.append(make())
+        except AfterdropError as error:
+            title = "A part that could not be drawn"
+            sections.append(Section(f"failed-{number}", title, missing=[str(error)]))
+    return [section for section in sections if not section.empty]
 
 
 def render(page: Page) -> str:

@@ -72,7 +72,7 @@ def _map_table(scores: Scores, *, tuned: bool) -> Table:
         shown = scores.fit(member).member if tuned and finite else member
         gain = scores.difference(DET, shown)
         row = ["—" if member.deterministic else f"{member.alpha:g}", f"{member.multiplier:g}"]
-        row += [number(shown.temperature, 3), with_error(scores.xe(shown)), with_error(gain)]
+        row += [number(shown.temperature, 3), number(scores.xe(shown).value), with_error(gain)]
         rows.append(tuple(row))
     head = ("α", "multiplier", "T", "XE (nats)", "gain over deterministic, T = 1")
     return Table("The numbers of this map", head, rows)
