@@ -87,6 +87,17 @@ def test_a_trained_run_is_told_from_start_to_end(trained_copy, capsys):
     assert f"{gain:.4f}".replace("-", "−") in page.words
 
 
+@pytest.mark.parametrize("alpha, multiplier", [(0, 0), (0.5, 0.6), (1, 1)])
+def test_the_chosen_member_is_the_one_that_is_marked(own_run, scores, alpha, multiplier):
+    member = scores.fit(ad.Member(alpha, multiplier)).member
+    member.save(own_run / "member.json")
+    assert main(["report", str(own_run)]) == 0
+    content = (own_run / "report.html").read_text()
+    marked = re.findall(r'<tr class="marked"><th[^>]*>([^<]*)</th><td[^>]*>([^<]*)</td>', content)
+    assert marked[0][0].startswith("chosen: ")
+    assert marked[0][1] == f"{scores.xe(member).value:.4f}"
+
+
 def test_the_same_run_gives_the_same_bytes(trained_copy):
     for name in ("one", "other"):
         write_report(read_run(trained_copy), trained_copy / f"{name}.html")

@@ -32,17 +32,21 @@ def cards(outcome: Outcome, unit: str) -> list[Card]:
 
 
 def shown_members(outcome: Outcome) -> dict[str, Member]:
-    """The members that tables and curves compare, by short names."""
-    shown = {
-        "deterministic, T = 1": DET,
-        f"deterministic, T = {outcome.tempered.temperature:.3g}": outcome.tempered,
-    }
+    """The members that tables and curves compare, by short names.
+
+    Tempered deterministic comes last: in figures over all temperatures it falls together with the
+    first, and the others keep their colours.
+    """
     usual = Member(1.0, 1.0, temper=outcome.scores.protocol.grid.temper)
+    sampled = [] if outcome.member.deterministic else [outcome.member]
     if usual in outcome.scores.members and math.isfinite(outcome.scores.xe(usual).value):
-        shown["MC dropout (α = 1, ×1), T = 1"] = usual
-    if outcome.member not in shown.values():
-        shown[f"chosen: {short(outcome.member)}"] = outcome.member
-    return shown
+        sampled.append(usual)
+    plain = [outcome.member] if outcome.member.deterministic else []
+    names = {usual: "MC dropout (α = 1, ×1), T = 1"}
+    if outcome.member != DET:
+        names[outcome.member] = f"chosen: {short(outcome.member)}"
+    members = dict.fromkeys([DET, *sampled, *plain, outcome.tempered])
+    return {names.get(member, short(member)): member for member in members}
 
 
 def short(member: Member) -> str:
@@ -51,8 +55,13 @@ def short(member: Member) -> str:
     Example:
         >>> short(Member(0.5, 0.8, 1.02))
         'α = 0.5, ×0.8, T = 1.02'
+        >>> short(DET), short(DET.at_temperature(1.0003))
+        ('deterministic, T = 1', 'deterministic, T = 1.0003')
     """
-    tail = f"T = {member.temperature:.3g}"
+    temperature = f"{member.temperature:.3g}"
+    if temperature == "1":  # nearly 1 is not 1
+        temperature = f"{member.temperature:.7g}"
+    tail = f"T = {temperature}"
     if member.deterministic:
         return f"deterministic, {tail}"
     return f"α = {member.alpha:g}, ×{member.multiplier:g}, {tail}"
@@ -81,7 +90,8 @@ def _summary(scores: Scores, members: dict[str, Member], chosen: Member, unit: s
     head = ["member", "XE (nats)", "± error", "accuracy", "Brier", "ECE"]
     head += ["perplexity"] if unit == "word" else ["bits"] if unit in ("char", "byte") else []
     rows = []
-    for name, member in members.items():
+    ordered = sorted(members.items(), key=lambda item: item[1] == chosen)  # the choice last
+    for name, member in ordered:
         xe = scores.xe(member)
         row = [name, number(xe.value), number(xe.error)]
         row += [number(scores.accuracy(member).value), number(scores.brier(member).value)]
@@ -91,7 +101,7 @@ def _summary(scores: Scores, members: dict[str, Member], chosen: Member, unit: s
         elif unit in ("char", "byte"):
             row.append(number(xe.value / math.log(2)))
         rows.append(tuple(row))
-    marked = frozenset(i for i, member in enumerate(members.values()) if member == chosen)
+    marked = frozenset(i for i, (_, member) in enumerate(ordered) if member == chosen)
     return Table(
         f"On {scores.split} data ({scores.num_targets:,} targets)", tuple(head), rows, marked
     )

@@ -200,7 +200,7 @@ def frequency_section(outcome: Outcome, classes: Classes | None, *, trained: boo
         "Above zero is better than ordinary evaluation; left are classes that training rarely saw. "
         "The small grey numbers say how many targets a point rests on, bars are one standard error."
     )
-    gain = figures.gain_by_frequency(scores, drawn[1:], classes.counts, labels=names[1:])
+    gain = figures.gain_by_frequency(scores, drawn, classes.counts, labels=names)
     section.pictures.append(picture(gain, "gain", "Gain by training frequency", how))
     how = (
         "What a target of each kind costs: lower is better, and rare classes cost most. "
