@@ -135,14 +135,8 @@ def _pairs_section(scored: list[tuple[str, Outcome]]) -> Section:
     rows = []
     for name, outcome in ordered[1:]:
         found = _difference(outcome, best)
-        behind = Estimate(found.value, found.corrected, found.mc_error, found.data_error, 0)
-        rows.append(
-            (
-                name,
-                f"{signed(found.value)} ± {number(found.error)}",
-                verdict(behind).replace("gain", "difference").replace("loss", "difference"),
-            )
-        )
+        shown = f"{signed(found.value)} ± {number(found.error)}"
+        rows.append((name, shown, verdict(found, "difference", "difference")))
     head = ("run", f"XE minus that of {best_name}", "how certain")
     return Section(
         "pairs",

@@ -81,8 +81,13 @@ def headline(outcome: Outcome, unit: str) -> str:
     return text
 
 
-def verdict(found: Estimate) -> str:
+def verdict(found: Estimate, above: str = "gain", below: str = "loss") -> str:
     """How certain a gain is, from its distance to zero in standard errors.
+
+    Args:
+        found: The gain, or another difference.
+        above: What it is called above zero.
+        below: What it is called below zero.
 
     Example:
         >>> verdict(Estimate(0.04, 0.04, 0.0, 0.01, 0))
@@ -96,10 +101,10 @@ def verdict(found: Estimate) -> str:
     if distance < 2:
         return (
             f"within {distance:.1f} standard errors of zero: this much data cannot tell it from no "
-            "gain"
+            f"{above}"
         )
     side = "above" if found.value > 0 else "below"
-    kind = "gain" if found.value > 0 else "loss"
+    kind = above if found.value > 0 else below
     strength = "clear" if distance >= 3 else "likely"
     return f"a {strength} {kind}: {distance:.1f} standard errors {side} zero"
 
