@@ -16,6 +16,17 @@ EVIL = (
 EVIL_FOLDER = "<img src=x onerror=document.title='taken'> & " + "long" * 30
 
 
+SMALL = [
+    "model.hidden_sizes=[12,12]",
+    "schedule.turns=3",
+    "schedule.steps_per_turn=6",
+    "schedule.drop_latest=1",
+    "objective.batch_size=4",
+    "objective.window=10",
+    "validation.rows=2",
+]
+
+
 def own_scores(split="valid", seed=0, classes=5, grid=None, blocks=2):
     """Scores of a small classifier that has learned something, on 120 examples."""
     generator = torch.Generator().manual_seed(seed)

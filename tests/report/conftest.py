@@ -3,19 +3,9 @@ import shutil
 
 import pytest
 from browser import Browser, find_chromium
-from cases import EVIL, own_scores
+from cases import EVIL, SMALL, own_scores
 
 from afterdrop.cli import main
-
-SMALL = [
-    "model.hidden_sizes=[12,12]",
-    "schedule.turns=3",
-    "schedule.steps_per_turn=6",
-    "schedule.drop_latest=1",
-    "objective.batch_size=4",
-    "objective.window=10",
-    "validation.rows=2",
-]
 
 
 @pytest.fixture(scope="session")

@@ -3,11 +3,12 @@
 import json
 import re
 import shlex
+import shutil
 from html.parser import HTMLParser
 
 import pytest
 import torch
-from cases import EVIL, own_scores
+from cases import EVIL, SMALL, own_scores
 
 import afterdrop as ad
 from afterdrop import recipes
@@ -150,6 +151,20 @@ def test_scores_of_another_model_are_left_out(own_run, scores):
     assert "test scores are of another model" in page.words
     assert "member.json was chosen for another model" in page.words
     assert "on test data" not in page.words
+
+
+def test_scores_of_older_weights_are_named(trained_copy, scores, tmp_path):
+    assert "other weights" not in report(trained_copy).words
+    changes = [a for change in [*SMALL, "seed=9"] for a in ("--set", change)]
+    text = json.loads((trained_copy / "config.json").read_text())["config"]["data"]["name"]
+    other = tmp_path / "other"
+    assert main(["train", "lm", "--data", text, "--out", str(other), "--quiet", *changes]) == 0
+    shutil.copytree(trained_copy / "scores", other / "scores")
+    page = report(other)
+    assert "other weights than those in this folder's checkpoint" in page.words
+    assert "The family on a map" in page.words
+    shutil.rmtree(other / "checkpoint")
+    assert "other weights" not in report(other).words
 
 
 def test_a_member_that_was_not_scored_is_named(own_run):

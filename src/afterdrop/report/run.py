@@ -2,18 +2,22 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
 from afterdrop.errors import AfterdropError, FileError
+from afterdrop.evaluate.protocol import fingerprint
 from afterdrop.evaluate.scores import Scores
 from afterdrop.family.member import Member
 from afterdrop.report.classes import Classes, classes_of_data, classes_of_file
 from afterdrop.select.folder import load_choice, load_scores, member_path, scores_path
+from afterdrop.train import load_model
 from afterdrop.train.config import TrainConfig
 from afterdrop.train.folder import RunFolder
+from afterdrop.train.saved import Which
 
 _Read = TypeVar("_Read")
 
@@ -99,6 +103,7 @@ def read_run(
         config, where = run.config, data or run.facts.get("data_folder")
         run.classes = _try(run, lambda: classes_of_data(config, where))
     _check(run)
+    _check_weights(run)
     return run
 
 
@@ -148,4 +153,20 @@ def _check(run: Run) -> None:
             f"{len(broken)} of {len(scores.members)} members give some target an infinite or "
             "undefined cross entropy (logits of NaN or −inf at a target); they are left out where "
             "they cannot be drawn. Look at the model's outputs on these data, then evaluate again"
+        )
+
+
+def _check_weights(run: Run) -> None:
+    """Says if the scores are older than the weights; without checkpoints nobody can tell."""
+    folder = RunFolder(run.path)
+    kept: list[Which] = ["best"] if folder.best.exists() else []
+    kept += ["last"] if folder.last.exists() else []
+    if run.config is None or run.scores is None or not kept:
+        return
+    loaded = [_try(run, partial(load_model, run.path, which)) for which in kept]
+    prints = [fingerprint(found.model) for found in loaded if found is not None]
+    if prints and run.scores.protocol.fingerprint not in prints:
+        run.missing.append(
+            f"the scores of {run.split} are of other weights than those in this folder's "
+            f"checkpoint; make them again with: afterdrop evaluate {run.path} --overwrite"
         )
