@@ -25,11 +25,15 @@ COLUMN = ("target", "peak", "class", "partition", "one", "two", "entropy")
 MOMENTS = ("bound", "lowest", "highest", "mean", "square", "second", "spread", "mean_entropy")
 
 
-class Accumulator(Protocol):
-    """Takes log-probabilities of samples, block by block, and gives per-target results."""
+class TooLow(Exception):
+    """A probability is below what the kernels' plain sums can hold; sums in log space can."""
 
-    def add(self, lp: Tensor) -> None:
-        """Adds log-probabilities [S, L, N, V]."""
+
+class Accumulator(Protocol):
+    """Takes predictions of samples, block by block, and gives per-target results."""
+
+    def add(self, lp: Tensor, /) -> None:
+        """Adds log-probabilities [S, L, N, V], or logits if made for them."""
 
     def end_block(self) -> None:
         """Closes an independent block of samples."""

@@ -16,15 +16,13 @@ import torch
 from torch import Tensor
 
 from afterdrop import kernels
-from afterdrop.errors import DataError
-from afterdrop.evaluate.accumulate import Results, target_moments
+from afterdrop.evaluate.accumulate import Results, TooLow
+from afterdrop.evaluate.fused_mean import family_results, family_sums, require_held
 from afterdrop.evaluate.language import Integrated, LanguageWorker, StreamSettings
 from afterdrop.evaluate.passes import Batch
 from afterdrop.family.member import Grid
-from afterdrop.family.power_mean import log_power_mean
-from afterdrop.family.temperature import COARSE
 from afterdrop.kernels.family_cell import Site, cell, drop, site
-from afterdrop.kernels.family_sums import ALPHAS, LOWEST, FamilySums
+from afterdrop.kernels.family_sums import ALPHAS
 from afterdrop.kernels.uniform import draws, why_not_drawn, words
 from afterdrop.masks.rows import split_evenly
 from afterdrop.masks.uniforms import Plan, site_key
@@ -69,20 +67,9 @@ class FusedLanguageWorker(LanguageWorker):
             torch.cat([w_x[..., : w_h.shape[-1] if at else inputs], w_h], -1).flatten(0, 1)
             for at, (w_x, w_h) in enumerate(zip(weights.w_x, weights.w_h))
         ]
-        nodes = self.protocol.nodes
-        one = torch.ones(1, dtype=torch.float64)
-        self.coarse = torch.cat([nodes.inverse(COARSE), one])
-        K, V = self.protocol.plan.num_samples, self.protocol.num_classes
+        K = self.protocol.plan.num_samples
         self.targets_at_once = max(1, _LOGITS // (K * len(self.copies.softmax)))
-        self.sums = FamilySums(
-            self.protocol.grid.alphas,
-            torch.cat([nodes.inverse(), one, 2 * one]),
-            self.coarse,
-            V,
-            self.targets_at_once,
-            K,
-            self.device,
-        )
+        self.sums = family_sums(self.protocol, self.targets_at_once, self.device)
         shape = self.targets_at_once * K, len(self.copies.softmax)
         self._logits = torch.empty(shape, dtype=self.dtype, device=self.device)
         self._buffers: dict[str, Tensor] = {}
@@ -90,16 +77,14 @@ class FusedLanguageWorker(LanguageWorker):
     def _sampled(self, batch: Batch, number: int) -> Results:
         rows = len(self.multipliers) * self.protocol.plan.num_samples
         chunks = split_evenly(batch.size, max(1, _ROWS // rows))
-        parts = []
-        for examples in chunks:
-            found = self._windows(batch, examples, number)
-            if found is None:  # a probability that plain sums cannot hold
-                return super()._sampled(batch, number)
-            parts.append(found)
+        try:
+            parts = [self._windows(batch, examples, number) for examples in chunks]
+        except TooLow:
+            return super()._sampled(batch, number)
         return {name: torch.cat([part[name] for part in parts], -1) for name in parts[0]}
 
-    def _windows(self, batch: Batch, examples: range, number: int) -> Results | None:
-        """Results of some windows; None if log-probabilities are too low for plain sums."""
+    def _windows(self, batch: Batch, examples: range, number: int) -> Results:
+        """Results of some windows."""
         part = slice(examples.start, examples.stop)
         tokens, state = batch.inputs
         features, plain = self._features(
@@ -107,19 +92,12 @@ class FusedLanguageWorker(LanguageWorker):
         )
         targets = batch.targets[part].flatten()
         counts = targets != self.reader.ignore_index
-        found, lp = self._family(features, targets.clamp_min(0))
-        if not bool(lp.isfinite().all()):
-            raise DataError(
-                f"the model gave NaN or infinite logits for batch {number}; look for overflow in "
-                "its weights"
-            )
-        if float(found.pop("least")) < LOWEST:
-            return None
-        out = self._results({k: v[..., counts] for k, v in found.items()}, lp[..., counts])
-        sums = self.accumulators(targets[counts], counts)
-        for extra in sums:
-            if isinstance(extra, Integrated):
-                out.update(self._integrated(extra, plain, counts))
+        found, lp_K = self._family(features, targets.clamp_min(0))
+        require_held(lp_K, found.pop("lowest"), f"batch {number}")
+        found = {name: tensor[..., counts] for name, tensor in found.items()}
+        out = family_results(found, lp_K[..., counts], self.protocol)
+        if (integrated := self.integrated(targets[counts], counts)) is not None:
+            out.update(self._of_halves(integrated, plain, counts))
         return {f"mc_{name}": tensor.cpu() for name, tensor in out.items()}
 
     def _site(
@@ -226,38 +204,9 @@ class FusedLanguageWorker(LanguageWorker):
                 self.sums.add(logits, bias, some, found[m], start)
         joined = {name: torch.stack([part[name] for part in found]) for name in found[0]}
         joined["mean_entropy"] /= K
-        chosen, joined["least"] = joined.pop("chosen"), joined.pop("lowest").min()
-        return joined, chosen.permute(2, 0, 1)
+        return joined, joined.pop("chosen").permute(2, 0, 1)
 
-    def _results(self, found: Results, lp_K: Tensor) -> Results:
-        """As `MeanTemper.results`."""
-        alphas = self.protocol.grid.alphas
-        lp_K = lp_K.double()
-        out = target_moments(lp_K, alphas)
-        peak = found["peak"].double()  # [M, 3, A, N]
-        G = found["G"]
-        out |= {
-            "peak": peak[:, 0],
-            "class": found["class"],
-            "partition": G[:, :, :-2].contiguous(),
-            "one": G[:, :, -2].double() + peak[:, 0],
-            "two": G[:, :, -1].double() + 2 * peak[:, 0],
-            "entropy": found["entropy"].double(),
-            "spread": found["spread"].double().clamp_min(0.0),
-            "mean_entropy": found["mean_entropy"].double(),
-        }
-        b = self.coarse.to(self.device).view(-1, 1)
-        at = torch.cat([G[:, :, :-2:COARSE], G[:, :, -2:-1]], -2).double()
-        xe = at + b * (peak[:, 0] - out["target"]).unsqueeze(-2)
-        halves = []
-        for half, lp in enumerate(lp_K.chunk(2)):
-            target = torch.stack([log_power_mean(lp, alpha) for alpha in alphas], 1)
-            below = (peak[:, 1 + half] - target).unsqueeze(-2)
-            halves.append(found["G_half"][:, half].double() + b * below - xe)
-        out["half"] = torch.stack(halves, -3).float()
-        return out
-
-    def _integrated(self, integrated: Integrated, plain: Tensor, counts: Tensor) -> Results:
+    def _of_halves(self, integrated: Integrated, plain: Tensor, counts: Tensor) -> Results:
         """Alpha 0 with output dropout integrated out, from the stack's outputs."""
         M, K, N = len(self.multipliers), self.protocol.plan.num_samples, len(counts)
         hidden = self.copies.config.hidden_sizes[0]

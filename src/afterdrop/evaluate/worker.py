@@ -3,11 +3,13 @@
 import torch
 from torch import Tensor, nn
 
+from afterdrop import kernels
 from afterdrop.evaluate.accumulate import (
     Accumulator,
     MeanTemper,
     Results,
     SampleTemper,
+    TooLow,
     distribution,
     log_softmax,
 )
@@ -43,6 +45,12 @@ class Worker:
         self.model, self.reader, self.protocol, self.sites = model, reader, protocol, sites
         self.budget, self.cache = budget
         self.control = sites.control(model) if sites else None
+        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self.fused = _suits_kernels(protocol, device)
+        if self.control is not None and kernels.ready(device):
+            from afterdrop.kernels.keep import keep_mask
+
+            self.control.draw = keep_mask
 
     def carried(self) -> Results:
         """What the next batch needs of the ones before it, for resuming: nothing here."""
@@ -74,6 +82,14 @@ class Worker:
         return results
 
     def _sampled(self, batch: Batch, number: int) -> Results:
+        try:
+            return self._shrinking(batch, number)
+        except TooLow:
+            self.fused = False
+            return self._shrinking(batch, number)
+
+    def _shrinking(self, batch: Batch, number: int) -> Results:
+        """The sampled results, in chunks that get smaller when memory runs out."""
         assert self.sites is not None
         while True:
             multipliers = len(self.protocol.grid.stochastic)
@@ -114,15 +130,17 @@ class Worker:
         plan = self.protocol.plan
         part = batch.targets[examples.start : examples.stop]
         counts = self.reader.counts(part)
-        sums = self.accumulators(part.flatten()[counts], counts)
+        sums = self.accumulators(part.flatten()[counts], counts, len(multipliers))
         scale = multipliers[0] if len(multipliers) == 1 else 1.0
         with self.control.prepared(scale):
             for block in sample_ranges(plan, step):
                 for samples in block:
                     rows = self.rows(multipliers, samples, batch, examples)
-                    lp = log_softmax(self.logits(batch, rows, examples), f"batch {number}")
+                    found = self.logits(batch, rows, examples)
+                    if not self.fused:
+                        found = log_softmax(found, f"batch {number}")
                     for accumulator in sums:
-                        accumulator.add(lp)
+                        accumulator.add(found)
                 for accumulator in sums:
                     accumulator.end_block()
         out: Results = {}
@@ -130,8 +148,12 @@ class Worker:
             out.update({f"mc_{n}": tensor.cpu() for n, tensor in accumulator.results().items()})
         return out
 
-    def accumulators(self, targets: Tensor, counts: Tensor) -> list[Accumulator]:
-        """Where log-probabilities of a chunk of examples go."""
+    def accumulators(self, targets: Tensor, counts: Tensor, groups: int) -> list[Accumulator]:
+        """Where a chunk's predictions go: logits if `fused`, else log-probabilities."""
+        if self.fused:
+            from afterdrop.evaluate.fused_mean import FusedMean
+
+            return [FusedMean(self.protocol, targets, groups)]
         grid, blocks = self.protocol.grid, self.protocol.plan.blocks
         sums: list[Accumulator] = [MeanTemper(grid.alphas, targets, self.protocol.nodes, blocks)]
         if grid.temper == "sample" and max(grid.alphas) > 0:
@@ -160,6 +182,15 @@ class Worker:
             powers += 2 * (alphas + 1) * SAMPLE_NODES
         kept = alphas * (NODES + 32)
         return 4 * (powers * self.protocol.num_classes + 2 * plan.num_samples + kept)
+
+
+def _suits_kernels(protocol: Protocol, device: torch.device) -> bool:
+    """Whether the kernels can sum the samples."""
+    if not kernels.ready(device):
+        return False
+    from afterdrop.evaluate.fused_mean import why_not
+
+    return why_not(protocol, device) is None
 
 
 def _out_of_memory(error: BaseException) -> bool:

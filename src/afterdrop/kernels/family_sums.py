@@ -25,17 +25,37 @@ _TILE, _WARPS = 128, 4  # classes and warps of a program that sums over classes
 _LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
-@triton.jit
-def _row_lse(logits, bias, targets, lse, chosen, lowest, V, stride, K, BLOCK: tl.constexpr):
-    row = tl.program_id(0)
-    at = logits + row.to(tl.int64) * stride
-    peak = tl.full((BLOCK,), float("-inf"), tl.float32)
+@triton.jit(do_not_specialize=["S", "N", "k0"])
+def _row_lse(
+    logits,
+    bias,
+    targets,
+    lse,
+    chosen,
+    lowest,
+    V,
+    by_sample,  # strides of the logits
+    by_group,
+    by_target,
+    S,
+    N,
+    K,
+    k0,
+    BIAS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    q = tl.program_id(0) // S
+    k = tl.program_id(0) % S
+    at = logits + k.to(tl.int64) * by_sample
+    at += (q // N).to(tl.int64) * by_group + (q % N).to(tl.int64) * by_target
+    peak = tl.full((BLOCK,), -1e30, tl.float32)
     least = tl.full((BLOCK,), float("inf"), tl.float32)
     total = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, V, BLOCK):
         v = start + tl.arange(0, BLOCK)
         x = tl.load(at + v, mask=v < V, other=0.0).to(tl.float32)
-        x += tl.load(bias + v, mask=v < V, other=0.0)
+        if BIAS:
+            x += tl.load(bias + v, mask=v < V, other=0.0)
         least = tl.minimum(least, tl.where(v < V, x, float("inf")))
         x = tl.where(v < V, x, -1e30)
         higher = tl.maximum(peak, x)
@@ -43,31 +63,54 @@ def _row_lse(logits, bias, targets, lse, chosen, lowest, V, stride, K, BLOCK: tl
         peak = higher
     whole = tl.max(peak, 0)
     found = whole + tl.log(tl.sum(total * tl.exp(peak - whole), 0))
-    tl.store(lse + row, found)
-    target = tl.load(targets + row // K)
-    own = tl.load(at + target).to(tl.float32) + tl.load(bias + target)
-    tl.store(chosen + row, own - found)
-    tl.store(lowest + row, tl.min(least, 0) - found)
+    tl.store(lse + tl.program_id(0), found)
+    target = tl.load(targets + q % N)
+    own = tl.load(at + target).to(tl.float32)
+    if BIAS:
+        own += tl.load(bias + target)
+    tl.store(chosen + q.to(tl.int64) * K + k0 + k, own - found)
+    tl.store(lowest + q.to(tl.int64) * K + k0 + k, tl.min(least, 0) - found)
 
 
-@triton.jit(do_not_specialize=["N"])
-def _power_sums(logits, bias, lse, sums, entropy, N, V, stride, size, K, BLOCK: tl.constexpr):
-    n = tl.program_id(0)
-    half = tl.program_id(2)
+@triton.jit(do_not_specialize=["Q", "N", "S", "size", "half"])
+def _power_sums(
+    logits,
+    bias,
+    lse,
+    sums,
+    entropy,
+    V,
+    by_sample,
+    by_group,
+    by_target,
+    Q,
+    N,
+    S,
+    size,  # samples of a half in these logits
+    half,  # the first half that they belong to
+    BIAS: tl.constexpr,
+    ADD: tl.constexpr,  # to sums that are there
+    BLOCK: tl.constexpr,
+):
+    q = tl.program_id(0)
+    part = tl.program_id(2)
     v = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = v < V
-    b = tl.load(bias + v, mask=inside, other=0.0)
-    at = logits + (n * K + half * size).to(tl.int64) * stride + v
+    at = logits + (q // N).to(tl.int64) * by_group + (q % N).to(tl.int64) * by_target
+    at += (part * size).to(tl.int64) * by_sample + v
     s0 = tl.zeros((BLOCK,), tl.float32)
     s1 = tl.zeros((BLOCK,), tl.float32)
     s2 = tl.zeros((BLOCK,), tl.float32)
     s3 = tl.zeros((BLOCK,), tl.float32)
     s4 = tl.zeros((BLOCK,), tl.float32)
     s8 = tl.zeros((BLOCK,), tl.float32)
+    b = tl.zeros((BLOCK,), tl.float32)
+    if BIAS:
+        b = tl.load(bias + v, mask=inside, other=0.0)
     information = tl.zeros((BLOCK,), tl.float32)
     for k in range(size):
-        x = tl.load(at + k * stride, mask=inside, other=0.0).to(tl.float32) + b
-        lp = tl.where(inside, x - tl.load(lse + n * K + half * size + k), -1e30)
+        x = tl.load(at + k * by_sample, mask=inside, other=0.0).to(tl.float32) + b
+        lp = tl.where(inside, x - tl.load(lse + q * S + part * size + k), -1e30)
         e1 = tl.exp2(lp * (0.25 * _LOG2E))
         e2 = e1 * e1
         e4 = e2 * e2
@@ -78,15 +121,22 @@ def _power_sums(logits, bias, lse, sums, entropy, N, V, stride, size, K, BLOCK: 
         s4 += e4
         s8 += e4 * e4
         information += e4 * lp
-    place = sums + (half * 6 * N + n).to(tl.int64) * V + v
-    power = N.to(tl.int64) * V
+    place = sums + ((half + part) * 6 * Q + q).to(tl.int64) * V + v
+    power = Q.to(tl.int64) * V
+    if ADD:
+        s0 += tl.load(place, mask=inside, other=0.0)
+        s1 += tl.load(place + power, mask=inside, other=0.0)
+        s2 += tl.load(place + 2 * power, mask=inside, other=0.0)
+        s3 += tl.load(place + 3 * power, mask=inside, other=0.0)
+        s4 += tl.load(place + 4 * power, mask=inside, other=0.0)
+        s8 += tl.load(place + 5 * power, mask=inside, other=0.0)
     tl.store(place, s0, mask=inside)
     tl.store(place + power, s1, mask=inside)
     tl.store(place + 2 * power, s2, mask=inside)
     tl.store(place + 3 * power, s3, mask=inside)
     tl.store(place + 4 * power, s4, mask=inside)
     tl.store(place + 5 * power, s8, mask=inside)
-    tl.atomic_add(entropy + n, -tl.sum(information, 0))
+    tl.atomic_add(entropy + q, -tl.sum(information, 0))
 
 
 @triton.jit
@@ -255,7 +305,7 @@ class FamilySums:
     def add(
         self, logits: Tensor, bias: Tensor, targets: Tensor, found: dict[str, Tensor], first: int
     ) -> None:
-        """Writes the results of some targets.
+        """Writes the results of some targets from all their samples.
 
         Args:
             logits: [n · K, V₊], samples innermost and half by half, float16 or better and without
@@ -265,34 +315,71 @@ class FamilySums:
             found: From `results`.
             first: The first of these targets among all.
         """
-        n, V, K = len(targets), self.classes, self.samples
-        _row_lse[(n * K,)](
+        K, rows = self.samples, logits.unflatten(0, (-1, 1, self.samples))
+        own = {name: found[name][first:] for name in ("chosen", "lowest", "mean_entropy")}
+        self.stream(rows.permute(2, 1, 0, 3), targets, own, range(K), bias)
+        self.finish(len(targets), found, first)
+
+    def stream(
+        self,
+        logits: Tensor,
+        targets: Tensor,
+        found: dict[str, Tensor],
+        samples: range,
+        bias: Tensor | None = None,
+    ) -> None:
+        """Adds samples to the sums of some targets.
+
+        Args:
+            logits: [S, L, N, V₊] of any strides but the last, L groups (multipliers) of N targets.
+            targets: [N].
+            found: `chosen`, `lowest` and `mean_entropy` of `results` for the L · N targets.
+            samples: Which samples: all, or some of one half.
+            bias: [V] that the logits lack, or None.
+        """
+        S, L, N, _ = logits.shape
+        half = self.samples // 2
+        halves = 2 if half < S else 1
+        strides = logits.stride()[:3]
+        given = self._lse if bias is None else bias
+        _row_lse[(S * L * N,)](
             logits,
-            bias,
+            given,
             targets,
             self._lse,
-            found["chosen"][first:],
-            found["lowest"][first:],
-            V,
-            logits.stride(0),
-            K,
+            found["chosen"],
+            found["lowest"],
+            self.classes,
+            *strides,
+            S,
+            N,
+            self.samples,
+            samples.start,
+            BIAS=bias is not None,
             BLOCK=2048,
             num_warps=8,
         )
-        _power_sums[(n, -(-V // _CLASSES), 2)](
+        _power_sums[(L * N, -(-self.classes // _CLASSES), halves)](
             logits,
-            bias,
+            given,
             self._lse,
             self._sums,
-            found["mean_entropy"][first:],
-            n,
-            V,
-            logits.stride(0),
-            K // 2,
-            K,
+            found["mean_entropy"],
+            self.classes,
+            *strides,
+            L * N,
+            N,
+            S,
+            S // halves,
+            samples.start // half,
+            BIAS=bias is not None,
+            ADD=samples.start % half > 0,
             BLOCK=_CLASSES,
         )
-        _nodes[(n, len(self.alphas), 3)](
+
+    def finish(self, targets: int, found: dict[str, Tensor], first: int = 0) -> None:
+        """Writes what follows from the sums of the last targets added."""
+        _nodes[(targets, len(self.alphas), 3)](
             self._sums,
             self.powers,
             self.alphas,
@@ -304,10 +391,10 @@ class FamilySums:
             found["class"],
             found["entropy"],
             found["spread"],
-            n,
-            V,
+            targets,
+            self.classes,
             len(self.alphas),
-            K // 2,
+            self.samples // 2,
             first,
             found["spread"].shape[0],
             FINE=len(self.fine),

@@ -76,6 +76,7 @@ class Control(TorchFunctionMode):
         self.places = frozenset(places if layouts is None else layouts)
         self.names = {id(module): name for name, module in model.named_modules()}
         self.rows: Rows | None = None
+        self.draw = keep_mask  # a faster form of it may take its place
         self.visits: list[Visit] = []
         self.constant = 0.999  # what uniforms are in a dry run: nothing is dropped
         self.probe: tuple[Place, Layout, int] | None = None
@@ -131,7 +132,7 @@ class Control(TorchFunctionMode):
                 f"{op} in module {place} has rate {rate:g}: multiplier {max(rows.multipliers):g} x "
                 f"{rate:g} drops everything; use multipliers so that multiplier x rate < 1"
             )
-        return keep_mask(rows, site_key(rows.plan.seed, *place, call), layout, like, rate)
+        return self.draw(rows, site_key(rows.plan.seed, *place, call), layout, like, rate)
 
     def raw_uniforms(self, op: str, rate: float | None, like: Tensor) -> Tensor:
         """Uniforms for a mask that the model draws itself, at its declared rate."""

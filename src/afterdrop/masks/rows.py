@@ -123,19 +123,23 @@ def _row_uniforms(
     rows: Rows, key: int, layout: Layout, like: Tensor
 ) -> tuple[Tensor, int, list[int]]:
     """Uniforms with S and B where the rows lie, that dimension, and what is flattened with them."""
+    coords, at, flattened = coordinates(list(like.shape), layout, len(rows))
+    u = uniforms(rows.plan, key, rows.samples, rows.keys(layout), coords, like.device)
+    return u.movedim((0, 1), (at, at + 1)), at, flattened
+
+
+def coordinates(shape: list[int], layout: Layout, rows: int) -> tuple[list[int], int, list[int]]:
+    """Sizes inside an example, where the rows come between them, and what is flattened there."""
     assert layout.dim is not None
-    shape = list(like.shape)
-    per_row, rest = divmod(shape[layout.dim], len(rows))
+    per_row, rest = divmod(shape[layout.dim], rows)
     if rest:
         raise SiteError(
-            f"a mask of shape {tuple(shape)} does not divide into {len(rows)} rows along dimension "
+            f"a mask of shape {tuple(shape)} does not divide into {rows} rows along dimension "
             f"{layout.dim} as it did in the dry run; its shape depends on more than the batch"
         )
     flattened = [per_row] if per_row > 1 else []
     at = layout.dim + (layout.order == "outer" and per_row > 1)
-    coords = shape[: layout.dim] + flattened + shape[layout.dim + 1 :]
-    u = uniforms(rows.plan, key, rows.samples, rows.keys(layout), coords, like.device)
-    return u.movedim((0, 1), (at, at + 1)), at, flattened
+    return shape[: layout.dim] + flattened + shape[layout.dim + 1 :], at, flattened
 
 
 def _at_least(u: Tensor, threshold: Tensor | float, dtype: torch.dtype) -> Tensor:
