@@ -23,7 +23,10 @@ from afterdrop.train.trainer import Trainer
 
 # Why a run stops early; of what several ranks say, the last in this order counts.
 REASONS = (None, "max_minutes", "SIGINT", "SIGTERM")
-_LOOK_EVERY = 10  # steps between two looks at the loss, which on a GPU wait for it
+# Steps and seconds between two looks at the loss, which on a GPU wait for it. Ranks only count
+# steps, for they must look, and find a loss that is not finite, at the same one.
+_LOOK_EVERY = 10
+_LOOK_SECONDS = 0.2
 _WRITE_SHARE = 0.1  # of the time may go into checkpoints
 _WRITE_QUICK = 0.5  # seconds; quicker writes are never put off
 
@@ -50,6 +53,7 @@ class Loop:
         self.trainer, self.folder = trainer, folder
         self.progress, self.tracker, self.deadline = progress, tracker, deadline
         self._lap, self._lap_steps = time.monotonic(), 0
+        self._looked = 0.0
         self._best: Checkpoint | None = None  # not written yet
         self._written, self._write_seconds = time.monotonic(), 0.0
 
@@ -89,10 +93,17 @@ class Loop:
         self.trainer.train_step()
         self._lap_steps += 1
         self.progress.step()
-        if self.trainer.turn_steps % _LOOK_EVERY == 0:
+        if self.trainer.turn_steps % _LOOK_EVERY == 0 and self._look_due():
             loss = self.trainer.mean_loss()
             if loss is not None:
                 self.progress.training(loss, self._speed())
+
+    def _look_due(self) -> bool:
+        now = time.monotonic()
+        if self.trainer.ranks.count == 1 and now < self._looked + _LOOK_SECONDS:
+            return False
+        self._looked = now
+        return True
 
     def _turn(self, stop: Callable[[], bool]) -> None:
         speed = self._speed()
