@@ -1,0 +1,113 @@
+"""The kernels of the generic path: masks of any site, and sums of any model's logits."""
+
+import importlib
+
+import pytest
+import torch
+from torch import nn
+
+import afterdrop as ad
+from afterdrop.masks.rows import Layout, Rows
+from afterdrop.masks.rows import keep_mask as plain_keep_mask
+from afterdrop.masks.uniforms import Plan, site_key
+
+pytest.importorskip("triton", reason="kernels need Triton")
+# The interpreter computes on numpy, which warns of logarithms of the zeros that are masked later.
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+worker = importlib.import_module("afterdrop.evaluate.worker")
+
+
+@pytest.fixture
+def device():
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+LAYOUTS = [
+    (lambda n: (n, 5), Layout(0)),
+    (lambda n: (3, n, 5), Layout(1)),
+    (lambda n: (4 * n, 5), Layout(0)),
+    (lambda n: (4 * n, 5), Layout(0, "outer")),
+    (lambda n: (2, n, 3, 4), Layout(1)),
+]
+
+
+@pytest.mark.parametrize("multipliers", [(0.5,), (0.3, 1.0)])
+@pytest.mark.parametrize(
+    ("plan", "samples"),
+    [
+        (Plan(100, seed=5), range(53, 60)),
+        (Plan(4), range(0, 2)),
+        (Plan(4), range(0, 4)),  # both halves: the plain form does it
+        (Plan(4, scheme="iid"), range(0, 4)),  # not a Latin hypercube: the same
+    ],
+)
+def test_masks_are_those_of_the_plain_form_to_the_bit(device, plan, samples, multipliers):
+    from afterdrop.kernels.keep import keep_mask
+
+    rows = Rows(plan, multipliers, samples, torch.tensor([3, 99], device=device))
+    for shape, layout in LAYOUTS:
+        like, key = torch.zeros(shape(len(rows)), device=device), site_key(1, "x", 0)
+        fast = keep_mask(rows, key, layout, like, 0.6)
+        plain = plain_keep_mask(rows, key, layout, like, 0.6)
+        assert torch.equal(fast.mask, plain.mask)
+        assert (fast.dim, fast.sizes) == (plain.dim, plain.sizes)
+        assert torch.equal(torch.as_tensor(fast.rate).cpu(), torch.as_tensor(plain.rate).cpu())
+
+
+def test_masks_without_rows_are_left_to_the_plain_form(device):
+    from afterdrop.kernels.keep import keep_mask
+
+    rows = Rows(Plan(4), (1.0,), range(0, 1), torch.tensor([3], device=device))
+    like = torch.zeros(7, device=device)
+    fast = keep_mask(rows, 9, Layout(None), like, 0.5)
+    assert torch.equal(fast.mask, plain_keep_mask(rows, 9, Layout(None), like, 0.5).mask)
+
+
+def evaluations(monkeypatch, device, scale):
+    """The same evaluation with the plain accumulator and with the kernels."""
+    model = nn.Sequential(nn.Linear(5, 12), nn.ReLU(), nn.Dropout(0.5), nn.Linear(12, 7))
+    with torch.no_grad():
+        model[3].weight.mul_(scale)
+    x, y = torch.randn(4, 5), torch.tensor([0, -100, 6, 3])
+    batches = [(x.to(device), y.to(device))]
+    how = {"grid": ad.Grid((0, 0.5, 1), (0, 0.5, 1)), "num_samples": 6, "temperatures": (0.125, 8)}
+    found = []
+    for suits in (False, True):
+        monkeypatch.setattr(worker, "_suits_kernels", lambda *_, suits=suits: suits)
+        found.append(ad.evaluate(model.to(device), batches, **how))
+    return found
+
+
+def test_kernels_give_every_result_of_the_plain_accumulator(monkeypatch, device):
+    plain, fused = evaluations(monkeypatch, device, scale=1)
+    assert set(plain.tensors) == set(fused.tensors)
+    for name, tensor in plain.tensors.items():
+        other = fused.tensors[name]
+        assert (other.dtype, other.shape) == (tensor.dtype, tensor.shape), name
+        # float32 sums over 6 samples and 7 classes; halves lose a digit to a difference
+        torch.testing.assert_close(other, tensor, rtol=1e-5, atol=5e-5, msg=lambda m, n=name: n + m)
+
+
+def test_probabilities_too_low_for_plain_sums_are_summed_in_log_space(monkeypatch, device):
+    plain, fused = evaluations(monkeypatch, device, scale=300)
+    assert float(plain.tensors["mc_lowest"].min()) < -80
+    for name, tensor in plain.tensors.items():
+        assert torch.equal(fused.tensors[name], tensor), name
+
+
+def test_nan_logits_are_refused_with_the_batch(monkeypatch, device):
+    class Broken(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.drop, self.out = nn.Dropout(0.5), nn.Linear(5, 3)
+
+        def forward(self, x):
+            logits = self.out(self.drop(x))
+            # Only dropped inputs are broken: the deterministic pass is fine.
+            return logits + torch.where((self.drop(x) == 0).any(), float("nan"), 0.0)
+
+    monkeypatch.setattr(worker, "_suits_kernels", lambda *_: True)
+    batches = [(torch.ones(2, 5, device=device), torch.tensor([0, 1], device=device))]
+    with pytest.raises(ad.AfterdropError, match="NaN"):
+        ad.evaluate(Broken().to(device), batches, num_samples=4)
