@@ -37,9 +37,9 @@ LAYOUTS = [
     ("plan", "samples"),
     [
         (Plan(100, seed=5), range(53, 60)),
-        (Plan(4), range(0, 2)),
-        (Plan(4), range(0, 4)),  # both halves: the plain form does it
-        (Plan(4, scheme="iid"), range(0, 4)),  # not a Latin hypercube: the same
+        (Plan(4), range(2)),
+        (Plan(4), range(4)),  # both halves: the plain form does it
+        (Plan(4, scheme="iid"), range(4)),  # not a Latin hypercube: the same
     ],
 )
 def test_masks_are_those_of_the_plain_form_to_the_bit(device, plan, samples, multipliers):
@@ -58,7 +58,7 @@ def test_masks_are_those_of_the_plain_form_to_the_bit(device, plan, samples, mul
 def test_masks_without_rows_are_left_to_the_plain_form(device):
     from afterdrop.kernels.keep import keep_mask
 
-    rows = Rows(Plan(4), (1.0,), range(0, 1), torch.tensor([3], device=device))
+    rows = Rows(Plan(4), (1.0,), range(1), torch.tensor([3], device=device))
     like = torch.zeros(7, device=device)
     fast = keep_mask(rows, 9, Layout(None), like, 0.5)
     assert torch.equal(fast.mask, plain_keep_mask(rows, 9, Layout(None), like, 0.5).mask)
