@@ -13,10 +13,12 @@ from afterdrop.cli.select import select
 from afterdrop.cli.sites import sites
 from afterdrop.cli.test import test
 from afterdrop.cli.train import train
+from afterdrop.cli.tune import tune
 from afterdrop.errors import AfterdropError
 
 VERBS: dict[str, Callable[..., None]] = {
     "train": train,
+    "tune": tune,
     "evaluate": evaluate,
     "select": select,
     "test": test,
@@ -33,6 +35,7 @@ _ABOUT = """Train once with dropout, choose the model afterwards.
   afterdrop select   RUN                   the best member, and how sure that is
 
   afterdrop train    RECIPE --out RUN      train a model of the paper, or on your own text
+  afterdrop tune     RECIPE --study STUDY  search its hyperparameters
   afterdrop evaluate RUN                   scores of every member on its validation data
   afterdrop test     RUN                   the chosen member on test data
   afterdrop score    RUN FILE              log-probability of a text

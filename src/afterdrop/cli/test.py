@@ -4,13 +4,14 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from afterdrop.cli.run import evaluate_run, load_choice, parts_path, scores_path
+from afterdrop.cli.run import load_choice, parts_path, scores_path
 from afterdrop.errors import FileError
 from afterdrop.evaluate.evaluate import Settings
 from afterdrop.family.member import DET, Grid
 from afterdrop.masks.uniforms import Plan
 from afterdrop.select.tables import summary_table
 from afterdrop.train import load_model
+from afterdrop.trained import evaluate_run
 
 
 def test(

@@ -59,7 +59,7 @@ def train(
         config, data = recipes.load("pydoc-small").config.override(own), None
     else:
         config = recipes.load(recipe).config
-    config = config.override(dict(_parse(text) for text in change))
+    config = config.override(dict(parse_setting(text) for text in change))
     result = run_training(
         config,
         out,
@@ -75,7 +75,7 @@ def train(
         print(f"Next: afterdrop evaluate {out}")
 
 
-def _parse(text: str) -> tuple[str, Any]:
+def parse_setting(text: str) -> tuple[str, Any]:
     """A setting from the command line: a TOML value, or a bare word as text."""
     name, _, value = text.partition("=")
     if not value:

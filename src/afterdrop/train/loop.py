@@ -7,18 +7,19 @@ between leaves a line too many, which resuming drops, or an old `best`, which re
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from afterdrop.errors import FileError
 from afterdrop.train.checkpoint import read_facts, write_checkpoint
-from afterdrop.train.checks import TrainError
+from afterdrop.train.checks import DivergedError
 from afterdrop.train.folder import RunFolder
 from afterdrop.train.interrupt import StopRequest, stop_request
 from afterdrop.train.progress import Progress
 from afterdrop.train.track import Tracker
 from afterdrop.train.trainer import Trainer
 
+Watch = Callable[[Mapping[str, Any]], str | None]
 _LOOK_EVERY = 10  # steps between two looks at the loss, which on a GPU wait for it
 
 
@@ -31,6 +32,7 @@ class Loop:
         progress: Its bar.
         tracker: Its TensorBoard, or None.
         deadline: The time (of `time.monotonic`) to stop at, or None.
+        watch: Sees each turn's line of metrics; stops training by returning why.
     """
 
     def __init__(
@@ -40,9 +42,11 @@ class Loop:
         progress: Progress,
         tracker: Tracker | None = None,
         deadline: float | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self.trainer, self.folder = trainer, folder
         self.progress, self.tracker, self.deadline = progress, tracker, deadline
+        self.watch = watch
         self._lap, self._lap_steps = time.monotonic(), 0
 
     def run(self) -> str | None:
@@ -50,15 +54,15 @@ class Loop:
 
         Raises:
             FileError: If the disk is full or cannot be written; the last good checkpoint stays.
-            TrainError: If the loss is not finite; the last good checkpoint stays.
+            DivergedError: If the loss is not finite; the last good checkpoint stays.
         """
         with stop_request() as request:
             try:
                 return self._run(request)
             except FileError as error:
                 raise FileError(f"{error}. {self._how_to_go_on()}") from error
-            except TrainError as error:
-                raise TrainError(f"{error}. {self._what_is_left()}") from error
+            except DivergedError as error:
+                raise DivergedError(f"{error}. {self._what_is_left()}") from error
 
     def _run(self, request: StopRequest) -> str | None:
         self._renew_best()
@@ -68,7 +72,8 @@ class Loop:
                 self._save()
                 return reason
             if self.trainer.turn_over:
-                self._turn(lambda: request.signal is not None)
+                if reason := self._turn(lambda: request.signal is not None):
+                    return reason
             else:
                 self._step()
         return None
@@ -82,12 +87,13 @@ class Loop:
             if loss is not None:
                 self.progress.training(loss, self._speed())
 
-    def _turn(self, stop: Callable[[], bool]) -> None:
+    def _turn(self, stop: Callable[[], bool]) -> str | None:
+        """Validates and saves; returns why to stop here, if the watch says so."""
         speed = self._speed()
         self.trainer.mean_loss()  # diverged weights need no validation
         found = self.trainer.validate(stop)
         if found is None:
-            return
+            return None
         line = self.trainer.finish_turn(found)
         self._count_time()
         timed = {"seconds": self.trainer.seconds, "targets_per_second": speed}
@@ -98,6 +104,8 @@ class Loop:
         self.progress.validated(found, self.trainer.schedule.best)
         if self.tracker is not None:
             self.tracker.add(line | timed)
+        reason = None if self.watch is None else self.watch(line | timed)
+        return reason if self.trainer.schedule.stopped is None else None
 
     def _save(self) -> None:
         self.trainer.mean_loss()  # refuses to save what has diverged

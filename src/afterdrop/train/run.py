@@ -15,7 +15,7 @@ from afterdrop.train.checks import check_number, check_one_of
 from afterdrop.train.config import TrainConfig
 from afterdrop.train.folder import RESUMES, Resume, RunFolder, locked
 from afterdrop.train.inputs import build_task, load_set, require_same
-from afterdrop.train.loop import Loop
+from afterdrop.train.loop import Loop, Watch
 from afterdrop.train.objective import prior_scale
 from afterdrop.train.progress import Progress, present
 from afterdrop.train.track import Tracker
@@ -29,7 +29,8 @@ class TrainResult:
     Attributes:
         folder: The run folder.
         finished: Whether training is complete; if not, the same call goes on.
-        reason: Why it ended: the schedule's reason, `SIGINT`, `SIGTERM` or `max_minutes`.
+        reason: Why it ended: the schedule's reason, `SIGINT`, `SIGTERM`, `max_minutes`, or what a
+            `watch` said.
         message: All this in words, and how to go on.
         step: Steps done.
         turn: Turns validated.
@@ -56,6 +57,7 @@ def run(
     progress: bool = True,
     resume: Resume = "auto",
     track: bool = False,
+    watch: Watch | None = None,
 ) -> TrainResult:
     """Trains a model, or goes on training it.
 
@@ -72,9 +74,11 @@ def run(
         progress: Whether to show a bar.
         resume: `"auto"`, `"require"` (a run must be there) or `"refuse"` (none may be).
         track: Whether to write TensorBoard files.
+        watch: Called with each turn's line of metrics when the turn is saved. A reason that it
+            returns stops the run there, as `result.reason`; the same call would go on.
 
     Raises:
-        TrainError: If `out` holds something else, or training diverged.
+        TrainError: If `out` holds something else; a `DivergedError` if training diverged.
         DataError: If the data cannot be had or does not go with the model.
         FileError: If the disk is full; the last good checkpoint stays.
         ExtraError: If `track` needs tensorboard.
@@ -104,7 +108,7 @@ def run(
             torch.manual_seed(config.seed)
             trainer = Trainer(config, task, task.build_model().to(where))
             _open(folder, trainer, data, there)
-            return _train(trainer, folder, deadline, progress, track)
+            return _train(trainer, folder, deadline, progress, track, watch)
 
 
 def _open(folder: RunFolder, trainer: Trainer, data: str | Path | None, there: bool) -> None:
@@ -130,7 +134,12 @@ def _open(folder: RunFolder, trainer: Trainer, data: str | Path | None, there: b
 
 
 def _train(
-    trainer: Trainer, folder: RunFolder, deadline: float | None, progress: bool, track: bool
+    trainer: Trainer,
+    folder: RunFolder,
+    deadline: float | None,
+    progress: bool,
+    track: bool,
+    watch: Watch | None,
 ) -> TrainResult:
     schedule = trainer.config.schedule
     tracker = Tracker(folder.path / "tensorboard", trainer.step) if track else None
@@ -138,7 +147,7 @@ def _train(
     bar = Progress(total, trainer.step, trainer.task.unit, shown=progress)
     message = ""
     try:
-        reason = Loop(trainer, folder, bar, tracker, deadline).run()
+        reason = Loop(trainer, folder, bar, tracker, deadline, watch).run()
         result = _result(folder, reason)
         message = result.message
         return result

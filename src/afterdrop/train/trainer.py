@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from afterdrop.train.averaging import WeightAverage
 from afterdrop.train.checkpoint import Checkpoint, grouped
-from afterdrop.train.checks import TrainError
+from afterdrop.train.checks import DivergedError
 from afterdrop.train.config import TrainConfig
 from afterdrop.train.objective import add_prior_gradient, prior_loss
 from afterdrop.train.optimiser import build_optimiser
@@ -74,7 +74,7 @@ class Trainer:
         """Nats a target over the turn so far; None before its first step.
 
         Raises:
-            TrainError: If it is not finite.
+            DivergedError: If it is not finite.
         """
         if self.turn_steps == 0:
             return None
@@ -171,7 +171,7 @@ class Trainer:
 
     def _require_finite(self, what: str, value: float) -> None:
         if not abs(value) < float("inf"):
-            raise TrainError(
+            raise DivergedError(
                 f"the {what} is {value} at step {self.step}: training has diverged. The same "
                 "configuration would diverge again: lower optimiser.learning_rate or "
                 "optimiser.max_norm and train in a new folder"
