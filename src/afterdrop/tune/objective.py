@@ -7,13 +7,13 @@ is that of all of it, so that a temperature cannot fit the noise of every target
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
 import torch
 
-from afterdrop.errors import MemberError
+from afterdrop.errors import MemberError, SiteError
 from afterdrop.evaluate.evaluate import Settings
 from afterdrop.evaluate.scores import Scores
 from afterdrop.family.member import DET, Grid, Member
@@ -61,7 +61,7 @@ class Objective:
     multiplier: float = 0.0
     temperature: Temperature = "optimal"
     targets: int = 50_000
-    num_samples: int = field(default=20)
+    num_samples: int = 20
 
     def __post_init__(self) -> None:
         Member(self.alpha, self.multiplier)
@@ -102,8 +102,12 @@ class Objective:
         """
         loaded = load_model(run, device=device)
         settings = Settings(Grid((self.alpha,), (self.multiplier,)), Plan(self.num_samples))
-        rows = loaded.config.validation.rows
-        return self.of_scores(evaluate_run(loaded, "valid", settings, {"stripes": rows}, data))
+        stream = {"stripes": loaded.config.validation.rows}
+        try:
+            scores = evaluate_run(loaded, "valid", settings, stream, data)
+        except SiteError:  # all rates are 0, where every member is the deterministic one
+            return replace(self, alpha=0.0, multiplier=0.0).of_run(run, device, data)
+        return self.of_scores(scores)
 
     def of_scores(self, scores: Scores) -> Worth:
         """The worth of a member by its scores on validation data."""

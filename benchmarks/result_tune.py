@@ -1,0 +1,183 @@
+"""Does the bandit beat random search, and does tuning at the optimal temperature rank better?
+
+    python benchmarks/result_tune.py --work FOLDER            # stopped, it goes on
+
+Small models on builtin data. First, studies with the Gaussian-process bandit and with random
+search, equal trials, several seeds: the best value that each has found, and what its best
+configuration is worth under other seeds. Second, the configurations of the random studies as a
+pool: how DET at T = 1 and DET at its optimal T (both on validation data) rank them, against the
+test XE of the member that `select` chooses for each; and the test XE of what each would pick.
+"""
+
+import argparse
+import json
+import statistics
+from pathlib import Path
+
+import numpy as np
+import torch
+from scipy.stats import spearmanr
+
+import afterdrop as ad
+from afterdrop.evaluate.evaluate import Settings
+from afterdrop.masks.uniforms import Plan
+from afterdrop.train import load_model
+from afterdrop.trained import evaluate_run
+from afterdrop.tune.ledger import ends, origin
+from afterdrop.tune.settings import TuneSettings, plan_study
+from afterdrop.tune.study import StudyResult, tune
+
+GRID = ad.Grid((0.0, 1.0), (0.0, 0.8))
+SAMPLES = 8
+RESAMPLES = 2000
+TASKS = {
+    "digits": {"turns": 4, "changes": {}, "trials": 20, "seeds": 5},
+    "pydoc": {
+        "turns": 4,
+        "changes": {
+            "model.hidden_sizes": [32],
+            "data.min_count": 20,
+            "objective.batch_size": 50,
+            "objective.window": 16,
+            "schedule.steps_per_turn": 60,
+            "validation.rows": 64,
+        },
+        "trials": 16,
+        "seeds": 3,
+    },
+}
+
+
+def study_settings(task: str, sampler: str, seed: int) -> TuneSettings:
+    recipe = {"digits": "digits-mlp", "pydoc": "pydoc-small"}[task]
+    setup = TASKS[task]
+    return plan_study(
+        recipe,
+        turns=setup["turns"],
+        changes=setup["changes"],
+        sampler=sampler,
+        seed=seed,
+        own_first=False,  # no hint for either
+        prune=False,  # equal trials
+    )
+
+
+def run_study(task: str, sampler: str, seed: int, work: Path) -> StudyResult:
+    settings = study_settings(task, sampler, seed)
+    folder = work / f"{task}-{sampler}-{seed}"
+    trials = TASKS[task]["trials"]
+    return tune(
+        settings, folder, trials=trials, top=1, reruns=2, devices=["cpu"], quiet=True, workers=1
+    )
+
+
+def against_random(task: str, work: Path) -> list[str]:
+    trials = TASKS[task]["trials"]
+    marks = (trials // 4, trials // 2, trials)
+    lines = [
+        f"\n### {task}: {trials} trials, {TASKS[task]['seeds']} seeds\n",
+        f"| search | {' | '.join(f'best of {n}' for n in marks)} | best, run again |",
+        f"|---|{'---|' * (len(marks) + 1)}",
+    ]
+    again = {}
+    for sampler in ("gp", "random"):
+        curves, reruns = [], []
+        for seed in range(TASKS[task]["seeds"]):
+            result = run_study(task, sampler, seed, work)
+            values = [row.value for row in ends(result.trials)]
+            curves.append([min(v for v in values[:n] if v is not None) for n in marks])
+            reruns.append(result.ranking[0].mean)
+            print(task, sampler, seed, curves[-1], reruns[-1], flush=True)
+        again[sampler] = reruns
+        cells = [shown([curve[i] for curve in curves]) for i in range(len(marks))]
+        lines.append(f"| {sampler} | {' | '.join(cells)} | {shown(reruns)} |")
+    gains = [g - r for g, r in zip(again["gp"], again["random"])]
+    lines.append(f"\nRun again, bandit minus random search, paired by seed: {shown(gains)} nats.")
+    return lines
+
+
+def shown(values: list[float]) -> str:
+    error = statistics.stdev(values) / len(values) ** 0.5
+    return f"{statistics.fmean(values):.4f} ± {error:.4f}"
+
+
+def worth(run: Path) -> dict[str, float]:
+    """Validation XE of DET at T = 1 and at its best T, and the test XE of the selected member."""
+    kept = run / "worth.json"
+    if kept.exists():
+        return json.loads(kept.read_text())
+    loaded = load_model(run)
+    stream = {"stripes": loaded.config.validation.rows} if loaded.config.objective.window else {}
+    valid = evaluate_run(loaded, "valid", Settings(GRID, Plan(SAMPLES)), stream, None)
+    member = ad.select(valid, folds=0, resamples=0).member
+    grid = ad.Grid((member.alpha,), (member.multiplier,))
+    test = evaluate_run(loaded, "test", Settings(grid, Plan(SAMPLES), "test"), stream, None)
+    found = {
+        "plain": valid.xe(ad.DET).value,
+        "optimal": valid.xe(valid.fit(ad.DET).member).value,
+        "temperature": valid.fit(ad.DET).member.temperature,
+        "selected": test.xe(member).value,
+        "multiplier": member.multiplier,
+    }
+    kept.write_text(json.dumps(found))
+    return found
+
+
+def ranking(task: str, work: Path) -> list[str]:
+    pool = []
+    for seed in range(TASKS[task]["seeds"]):
+        result = run_study(task, "random", seed, work)
+        for row in ends(result.trials):
+            if row.state == "complete":
+                pool.append(worth(work / f"{task}-random-{seed}/trials/{origin(row):04d}"))
+    plain, optimal, selected = (
+        np.array([p[name] for p in pool]) for name in ("plain", "optimal", "selected")
+    )
+    draws = np.random.default_rng(0).integers(len(pool), size=(RESAMPLES, len(pool)))
+    rho = np.array([[spearmanr(c[d], selected[d])[0] for c in (plain, optimal)] for d in draws])
+    picked = np.array([[selected[d][c[d].argmin()] for c in (plain, optimal)] for d in draws])
+    best = selected <= np.median(selected)
+    half = [spearmanr(c[best], selected[best])[0] for c in (plain, optimal)]
+    temperatures = sorted(p["temperature"] for p in pool)
+    random_share = sum(p["multiplier"] > 0 for p in pool) / len(pool)
+    rows = [
+        ("DET at T = 1", plain, 0),
+        ("DET at its optimal T", optimal, 1),
+    ]
+    lines = [
+        f"\n### {task}: {len(pool)} random configurations\n",
+        f"Optimal T of DET from {temperatures[0]:.2f} to {temperatures[-1]:.2f}; the selected "
+        f"member is not deterministic for {random_share:.0%} of them.\n",
+        "| tuned on | rank correlation with the selected member's test XE | in the better half "
+        "| test XE of its pick |",
+        "|---|---|---|---|",
+    ]
+    for name, values, i in rows:
+        whole = spearmanr(values, selected)[0]
+        lines.append(
+            f"| {name} | {whole:.3f} ± {rho[:, i].std():.3f} | {half[i]:.3f} "
+            f"| {selected[values.argmin()]:.4f} |"
+        )
+    gain, pick = rho[:, 1] - rho[:, 0], picked[:, 1] - picked[:, 0]
+    lines.append(
+        f"\nOptimal T minus T = 1, paired over {RESAMPLES} bootstrap resamples of the "
+        f"configurations: rank correlation {gain.mean():+.3f} ± {gain.std():.3f} (above 0 in "
+        f"{(gain > 0).mean():.0%}); test XE of the pick {pick.mean():+.4f} ± {pick.std():.4f}."
+    )
+    return lines
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    search = [line for task in options.tasks for line in against_random(task, options.work)]
+    ranks = [line for task in options.tasks for line in ranking(task, options.work)]
+    print("\n## Bandit against random search", *search, sep="\n")
+    print("\n## What to tune on", *ranks, sep="\n")
+
+
+if __name__ == "__main__":
+    main()
