@@ -28,6 +28,7 @@ try:
     from optuna.storages import JournalStorage, RDBStorage
     from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
     from optuna.trial import FrozenTrial, TrialState, create_trial
+    from sqlalchemy.pool import NullPool
 except ImportError as missing:
     raise ExtraError(
         f"tuning needs optuna, scipy and greenlet ({missing}): pip install 'afterdrop[tune]'"
@@ -119,7 +120,7 @@ class Backend:
                 yield
             return
         key = int.from_bytes(hashlib.sha256(f"afterdrop {self.name}".encode()).digest()[:7], "big")
-        engine = sqlalchemy.create_engine(str(self.url), poolclass=sqlalchemy.pool.NullPool)
+        engine = sqlalchemy.create_engine(str(self.url), poolclass=NullPool)
         with engine.connect() as connection:
             connection.execute(sqlalchemy.text("SELECT pg_advisory_lock(:key)"), {"key": key})
             yield
@@ -292,9 +293,10 @@ def _open(folder: Path, storage: str | None) -> RDBStorage | JournalStorage:
         return JournalStorage(JournalFileBackend(str(path), lock_obj=_JournalLock(path)))
     if storage.startswith("sqlite"):
         Path(storage.partition("///")[2]).parent.mkdir(parents=True, exist_ok=True)
-        # Writers wait for each other; the driver's default of 5 s is short on a busy disk.
-        return RDBStorage(storage, engine_kwargs={"connect_args": {"timeout": 60}})
-    return RDBStorage(storage)
+    # No pool: connections are few, and none is left open. Writers of SQLite wait for each other;
+    # the driver's default of 5 s is short on a busy disk.
+    arguments = {"connect_args": {"timeout": 60}} if storage.startswith("sqlite") else {}
+    return RDBStorage(storage, engine_kwargs={"poolclass": NullPool, **arguments})
 
 
 def _shown(storage: str | None) -> str | None:

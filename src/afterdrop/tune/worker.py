@@ -103,11 +103,12 @@ class _Worker:
         self, place: Workplace, settings: TuneSettings, name: str, request: StopRequest
     ) -> None:
         self.place, self.settings, self.name, self.request = place, settings, name, request
+        self._gave_back = False  # a signal that came while training went to the training
 
     def stopped(self) -> bool:
         """Whether a signal came, or the process that started this one is gone."""
         orphan = self.place.parent is not None and os.getppid() != self.place.parent
-        return self.request.signal is not None or orphan
+        return self._gave_back or self.request.signal is not None or orphan
 
     def finish(self, ledger: Ledger, trials: int) -> None:
         """Works on one kind of trials until all have an end."""
@@ -136,7 +137,8 @@ class _Worker:
         except Exception as error:
             ledger.lose(trial, f"{type(error).__name__}: {error}")
             raise
-        if said and not place.quiet:
+        self._gave_back = said is None
+        if said is not None and not place.quiet:
             print(f"{job.folder.parent.name[:-1]} {job.folder.name}: {said}", flush=True)
 
     def _data(self) -> Path | None:
