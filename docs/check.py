@@ -40,7 +40,7 @@ def unknown_names(path: Path) -> list[str]:
 
 def _exists(name: str) -> bool:
     first, *rest = name.split(".")
-    if first in ("family", "masks", "evaluate", "select", "train", "data", "models"):
+    if first in ("family", "masks", "evaluate", "select", "train", "data", "models", "tune"):
         for cut in range(len(rest), 0, -1):
             try:
                 owner = importlib.import_module(".".join(["afterdrop", first, *rest[:cut]]))

@@ -19,7 +19,7 @@ torch.set_num_threads(1)
 from pathlib import Path
 from afterdrop.tune.backend import Backend, gp_point
 from afterdrop.tune.ledger import Ledger
-from afterdrop.tune.study import _join
+from afterdrop.tune.study import join
 from afterdrop.tune.settings import plan_study
 
 folder, storage, name, recipe = sys.argv[1:]
@@ -35,7 +35,7 @@ for index in range(3):
         os.close(ready)
         settings = plan_study(recipe)
         backend = Backend(Path(folder), storage, name)  # all make it at once
-        _join(backend, settings)
+        join(backend, settings)
         ledger = Ledger(backend, settings, f"racer{index}")
         os.read(go, 1)  # ends for all at the same moment
         for _ in range(4):
@@ -173,7 +173,8 @@ def test_a_journal_line_cut_short_by_a_kill_is_dropped(tmp_path, settings):
 
 def test_the_lock_of_a_killed_process_is_free(tmp_path):
     code = (
-        "import os, sys; from pathlib import Path; from afterdrop.tune.lock import Alive, file_lock\n"
+        "import os, sys; from pathlib import Path\n"
+        "from afterdrop.tune.lock import Alive, file_lock\n"
         "Alive(Path(sys.argv[1]), 'w').__enter__(); lock = file_lock(Path(sys.argv[1]) / 'l')\n"
         "lock.__enter__(); os.kill(os.getpid(), 9)"
     )

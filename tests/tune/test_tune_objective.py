@@ -14,7 +14,7 @@ def trained(settings, tmp_path):
 
 def logits_by_window(folder):
     """The oracle: deterministic logits and targets of the validation text, window by window."""
-    model, config, load_data = load_model(folder)
+    model, _, load_data = load_model(folder)
     text = load_data()
     windows = EvalStripes(text.valid, text.vocabulary.eos_id, 4, 8, lines=text.has_lines)
     state, rows = None, []

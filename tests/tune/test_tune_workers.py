@@ -21,12 +21,12 @@ import torch
 torch.set_num_threads(1)
 from pathlib import Path
 from afterdrop.tune.settings import plan_study
-from afterdrop.tune.study import _join
+from afterdrop.tune.study import join
 from afterdrop.tune.worker import Workplace, work
 
 mode, folder, storage, name, recipe = sys.argv[1:]
 place = Workplace(folder, storage or None, name, trials=3, reruns=0, quiet=True)
-_join(place.backend(), plan_study(recipe, turns=30, prune=False))
+join(place.backend(), plan_study(recipe, turns=30, prune=False))
 
 def worker(parent=None):
     from dataclasses import replace

@@ -103,7 +103,7 @@ def tune(
         quiet=quiet,
     )
     backend = place.backend()
-    _join(backend, settings)
+    join(backend, settings)
     where = list(devices) or ["cuda" if torch.cuda.is_available() else "cpu"]
     if workers == 1:
         if not work(replace(place, device=where[0])):
@@ -114,7 +114,7 @@ def tune(
     return StudyResult(settings, rows, again, rank(rows, again, top))
 
 
-def _join(backend: Backend, settings: TuneSettings) -> None:
+def join(backend: Backend, settings: TuneSettings) -> None:
     """Writes the settings of a new study; refuses those of another."""
     with backend.exclusive():
         there = backend.settings()
