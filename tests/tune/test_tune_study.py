@@ -98,6 +98,8 @@ def test_a_study_in_which_all_fails_ends_and_says_why(recipe, tmp_path):
     huge = plan_study(str(recipe), budget=10**15, prune=False)  # the allocator says no, truly
     with pytest.raises(TuneError, match=r"all 5 trials failed.*out of memory: \[enforce fail"):
         run(huge, tmp_path / "s", trials=9)
+    with pytest.raises(TuneError, match=r"none of 1 trials is complete.*out of memory"):
+        run(huge, tmp_path / "t", trials=1)
 
 
 def test_lack_of_memory_is_recorded_and_the_study_goes_on(settings, tmp_path, monkeypatch):

@@ -57,6 +57,11 @@ def draw_slice(axes: Axes, axis: Axis, rows: Sequence[Trial]) -> None:
         chosen = [(row.point[axis.name], row.value or 0.0) for row in known]
         axes.scatter(*_columns(chosen), s=10, color=colour)
     axes.set(xlabel=_short(axis.name), xscale="log" if axis.log else "linear")
+    margin = 0.03  # so that points on the edge of the range are seen whole
+    low, high = axis.place(-margin), axis.place(1 + margin)
+    axes.set_xlim(low, high)
+    axes.tick_params(labelsize=8)
+    axes.tick_params(axis="x", which="minor", labelbottom=False)  # of a log scale: they overlap
 
 
 def study_figures(space: Space, rows: Sequence[Trial]) -> dict[str, str]:

@@ -115,8 +115,11 @@ class Ledger:
             number = 0
             while not over.wait(self.lease / 4):
                 number += 1
-                if not self.backend.note(trial.number, "beat", number):
-                    return
+                try:
+                    if not self.backend.note(trial.number, "beat", number):
+                        return
+                except Exception:  # a storage that is away for a moment: the next beat may reach it
+                    continue
 
         heart = threading.Thread(target=beat, name=f"heart of trial {trial.number}", daemon=True)
         heart.start()

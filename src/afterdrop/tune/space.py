@@ -85,9 +85,13 @@ class Axis:
 
     def at(self, unit: float) -> float:
         """The value at a share of the range."""
+        return min(max(self.place(unit), self.low), self.high)
+
+    def place(self, unit: float) -> float:
+        """As `at`, also beyond the ends of the range."""
         low, high = self._scaled(self.low), self._scaled(self.high)
         value = low + unit * (high - low)
-        return min(max(math.exp(value) if self.log else value, self.low), self.high)
+        return math.exp(value) if self.log else value
 
     def unit(self, value: float) -> float:
         """The inverse of `at`."""

@@ -75,7 +75,8 @@ def tune(
         quiet: Whether to print nothing.
 
     Raises:
-        TuneError: If the storage holds another study of that name, or no worker is left.
+        TuneError: If the storage holds another study of that name, no worker is left, or no
+            trial succeeded.
         KeyboardInterrupt: After Ctrl-C or SIGTERM, when all workers have saved their trials.
 
     Example:
@@ -111,7 +112,14 @@ def tune(
     else:
         _run_workers(place, where, workers)
     rows, again = backend.trials(), place.backend("-reruns").trials()
-    return StudyResult(settings, rows, again, rank(rows, again, top))
+    ranking = rank(rows, again, top)
+    if not ranking:
+        reason = rows[-1].notes.get("reason", rows[-1].state)
+        raise TuneError(
+            f"none of {len(rows)} trials is complete, the last because: {reason}; correct the "
+            "recipe, or give more trials"
+        )
+    return StudyResult(settings, rows, again, ranking)
 
 
 def join(backend: Backend, settings: TuneSettings) -> None:
