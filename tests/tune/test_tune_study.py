@@ -77,8 +77,11 @@ def test_a_study_of_other_settings_is_refused(settings, recipe, tmp_path):
     run(settings, tmp_path / "s", trials=1)
     with pytest.raises(TuneError, match="sampler: 'gp' → 'random'"):
         run(plan_study(str(recipe), prune=False, sampler="random"), tmp_path / "s")
-    with pytest.raises(TuneError, match="must be sqlite"):
-        run(settings, tmp_path / "t", storage="mysql://me:secret@host/db")
+    for url in ("mysql://me:secret@host/db", "sqlite://", "study.db"):
+        with pytest.raises(TuneError, match="must be sqlite"):
+            run(settings, tmp_path / "t", storage=url)
+    with pytest.raises(TuneError, match="name='a/b'"):
+        run(settings, tmp_path / "t", name="a/b")
     with pytest.raises(TuneError, match=r"postgresql://me:\*\*\*@") as caught:
         run(settings, tmp_path / "t", storage="postgresql://me:secret@localhost:1/db")
     assert "secret" not in str(caught.value)
@@ -144,7 +147,7 @@ def test_bad_data_ends_the_study_with_its_message(settings, tmp_path):
 def test_hopeless_trials_are_stopped_early(recipe, tmp_path):
     ranges = [log_axis("optimiser.learning_rate", 1e-7, 1e-1)]
     searched = plan_study(str(recipe), turns=6, ranges=ranges, sampler="random", seed=5)
-    result = run(searched, tmp_path / "s", trials=16)
+    result = run(searched, tmp_path / "s", trials=13)
     pruned = [row for row in result.trials if row.state == "pruned"]
     assert pruned and len(pruned) < 10
     for row in pruned:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -84,13 +85,16 @@ class Backend:
     def __init__(self, folder: Path, storage: str | None, name: str) -> None:
         self.folder, self.url, self.name = folder, storage, name
         folder.mkdir(parents=True, exist_ok=True)
-        kind = None if storage is None else storage.partition(":")[0].partition("+")[0]
-        if kind not in (None, "sqlite", "postgresql"):
+        if storage is not None and not re.match(r"sqlite:///.|postgresql(\+\w+)?://", storage):
             raise TuneError(
                 f"storage={_shown(storage)!r} must be sqlite:///FILE or postgresql://...; without "
                 "one, the study is a journal file in its folder"
             )
-        self._server = kind == "postgresql"
+        if not re.fullmatch(r"[\w. -]+", name):
+            raise TuneError(
+                f"name={name!r} must be made of letters, digits, dots, dashes and spaces"
+            )
+        self._server = storage is not None and storage.startswith("postgresql")
         try:
             with self.exclusive():  # two workers must not both make the tables
                 self._storage = _open(folder, storage)
