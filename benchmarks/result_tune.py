@@ -45,7 +45,7 @@ TASKS = {
         "trials": 16,
         "seeds": 3,
     },
-    # Trained to overconfidence; one random study as a pool of configurations.
+    # Trained six times as long; one random study as a pool of configurations, no search.
     "digits-long": {"turns": 24, "changes": {}, "trials": 48, "seeds": 1},
 }
 
