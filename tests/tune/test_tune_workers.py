@@ -13,7 +13,7 @@ from afterdrop.tune.ledger import ends, origin
 from afterdrop.tune.settings import plan_study
 from afterdrop.tune.study import tune
 
-TURNS = 30  # enough that a trial can be killed in the middle
+TURNS = 20  # enough that a trial can be killed in the middle
 # One fresh process imports torch once and forks the workers, so that they cost no new import.
 CREW = """
 import os, sys
@@ -25,8 +25,8 @@ from afterdrop.tune.study import join
 from afterdrop.tune.worker import Workplace, work
 
 mode, folder, storage, name, recipe = sys.argv[1:]
-place = Workplace(folder, storage or None, name, trials=3, reruns=0, quiet=True)
-join(place.backend(), plan_study(recipe, turns=30, prune=False))
+place = Workplace(folder, storage or None, name, trials=2, reruns=0, quiet=True)
+join(place.backend(), plan_study(recipe, turns=20, prune=False))
 
 def worker(parent=None):
     from dataclasses import replace
@@ -101,7 +101,7 @@ def test_a_killed_workers_trial_is_given_out_again_and_resumed(tmp_path, storage
     lines = turns_done(folder, victim.number)
     assert lines[:3] == before and len(lines) == TURNS + 1
     assert retry.curve.keys() == set(range(TURNS + 1))
-    assert [row.state for row in ends(rows)] == ["complete"] * 3
+    assert [row.state for row in ends(rows)] == ["complete"] * 2
 
 
 def test_workers_stop_when_the_process_that_started_them_is_gone(tmp_path, name, recipe):
