@@ -40,7 +40,18 @@ def unknown_names(path: Path) -> list[str]:
 
 def _exists(name: str) -> bool:
     first, *rest = name.split(".")
-    if first in ("family", "masks", "evaluate", "select", "train", "data", "models", "report"):
+    packages = (
+        "family",
+        "masks",
+        "evaluate",
+        "select",
+        "train",
+        "data",
+        "models",
+        "report",
+        "tune",
+    )
+    if first in packages:
         for cut in range(len(rest), 0, -1):
             try:
                 owner = importlib.import_module(".".join(["afterdrop", first, *rest[:cut]]))

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from afterdrop import recipes, train
 from afterdrop.data import EvalStripes, load_text
 from afterdrop.errors import DataError, ExtraError, FileError
-from afterdrop.train import TrainError
+from afterdrop.train import DivergedError, TrainError
 from afterdrop.train.folder import RunFolder, locked
 from afterdrop.train.text_task import TextTask
 from afterdrop.train.trainer import Trainer
@@ -224,6 +224,21 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(text_config, tmp_path, monk
     assert_same_run(tmp_path / "whole", out)
 
 
+def test_a_watch_sees_every_turn_and_may_stop_the_run(text_config, tmp_path):
+    run(text_config, tmp_path / "whole")
+    seen = []
+
+    def watch(line):
+        seen.append(line["turn"])
+        return "enough" if line["turn"] in (2, 6) else None
+
+    result = run(text_config, tmp_path / "run", watch=watch)
+    assert (result.finished, result.reason, result.turn, seen) == (False, "enough", 2, [0, 1, 2])
+    result = run(text_config, tmp_path / "run", watch=watch)
+    assert result.finished and seen == list(range(7))  # at the end there is nothing to stop
+    assert_same_run(tmp_path / "whole", tmp_path / "run")
+
+
 @pytest.mark.parametrize("at", [3, 14])
 def test_a_diverged_run_keeps_its_last_good_checkpoint(text_config, tmp_path, monkeypatch, at):
     real = TextTask.loss
@@ -234,7 +249,7 @@ def test_a_diverged_run_keeps_its_last_good_checkpoint(text_config, tmp_path, mo
     )
     good = at // 5 * 5
     message = rf"loss is nan.*learning_rate.*last good checkpoint is .*step {good}\)"
-    with pytest.raises(TrainError, match=message):
+    with pytest.raises(DivergedError, match=message):
         run(text_config, tmp_path / "run")
     last = tensors(tmp_path / "run")
     assert all(t.isfinite().all() for t in last.values() if t.is_floating_point())

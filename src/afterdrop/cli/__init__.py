@@ -17,10 +17,12 @@ from afterdrop.cli.sites import sites
 from afterdrop.cli.test import test
 from afterdrop.cli.torchrun import launched, speaks
 from afterdrop.cli.train import train
+from afterdrop.cli.tune import tune
 from afterdrop.errors import AfterdropError, StoppedElsewhere
 
 VERBS: dict[str, Callable[..., None]] = {
     "train": train,
+    "tune": tune,
     "evaluate": evaluate,
     "select": select,
     "test": test,
@@ -41,6 +43,7 @@ _ABOUT = """Train once with dropout, choose the model afterwards.
   afterdrop compare  RUN RUN...            several runs on one page
 
   afterdrop train    RECIPE --out RUN      train a model of the paper, or on your own text
+  afterdrop tune     RECIPE --study STUDY  search its hyperparameters
   afterdrop evaluate RUN                   scores of every member on its validation data
   afterdrop test     RUN                   the chosen member on test data
   afterdrop score    RUN FILE              log-probability of a text

@@ -8,7 +8,7 @@ import tyro
 from tyro.conf import Positional
 
 from afterdrop.cli.resolve import resolve_batches, resolve_model
-from afterdrop.cli.run import evaluate_run, is_run, parts_path
+from afterdrop.cli.run import is_run, parts_path
 from afterdrop.cli.torchrun import shared_evaluation
 from afterdrop.errors import DataError, FileError
 from afterdrop.evaluate.evaluate import Settings, run_evaluation
@@ -18,6 +18,7 @@ from afterdrop.masks.uniforms import Plan
 from afterdrop.select.folder import scores_path
 from afterdrop.select.tables import family_table
 from afterdrop.train import load_model
+from afterdrop.trained import evaluate_run
 
 
 def evaluate(

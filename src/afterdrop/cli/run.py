@@ -1,17 +1,6 @@
-"""Evaluating the model that was trained in a run folder."""
+"""Run folders: where things lie in them that only the command line needs."""
 
 from pathlib import Path
-from typing import Any
-
-from afterdrop.data import ImageSet, TextSet, batches
-from afterdrop.errors import DataError
-from afterdrop.evaluate.evaluate import Settings, run_evaluation
-from afterdrop.evaluate.language import StreamSettings, evaluate_text
-from afterdrop.evaluate.scores import Scores
-from afterdrop.models import LanguageModel
-from afterdrop.train import LoadedRun
-
-IMAGES_AT_ONCE = 500
 
 
 def parts_path(run: Path, split: str) -> Path:
@@ -22,29 +11,3 @@ def parts_path(run: Path, split: str) -> Path:
 def is_run(text: str) -> bool:
     """Whether a path is the folder of a training run."""
     return (Path(text) / "config.json").exists()
-
-
-def evaluate_run(
-    loaded: LoadedRun, split: str, settings: Settings, stream: dict[str, Any], data: Path | None
-) -> Scores:
-    """Scores of a trained model on a split of the data that it was trained on.
-
-    Args:
-        loaded: The run.
-        split: Which data.
-        settings: Members, samples and the like.
-        stream: Settings of `StreamSettings` for texts; the window is that of training by default.
-        data: The folder of the named sets, if not the one of training.
-    """
-    found = loaded.load_data(data)
-    if isinstance(found, TextSet) and isinstance(loaded.model, LanguageModel):
-        how = StreamSettings(**{"time": loaded.config.objective.window, **stream})
-        tokens, eos = found.split(split), found.vocabulary.eos_id
-        return evaluate_text(loaded.model, tokens, eos, settings, how, lines=found.has_lines)
-    assert isinstance(found, ImageSet)
-    chosen = getattr(found, split, None)
-    if chosen is None:
-        raise DataError(f"{found.name} has the splits train, valid and test, not {split!r}")
-    return run_evaluation(
-        loaded.model, batches(chosen.images, chosen.labels, IMAGES_AT_ONCE), settings
-    )

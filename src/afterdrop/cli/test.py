@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tyro.conf import Positional
 
-from afterdrop.cli.run import evaluate_run, parts_path
+from afterdrop.cli.run import parts_path
 from afterdrop.cli.torchrun import shared_evaluation
 from afterdrop.errors import FileError
 from afterdrop.evaluate.evaluate import Settings
@@ -14,6 +14,7 @@ from afterdrop.masks.uniforms import Plan
 from afterdrop.select.folder import load_choice, scores_path
 from afterdrop.select.tables import summary_table
 from afterdrop.train import load_model
+from afterdrop.trained import evaluate_run
 
 
 def test(

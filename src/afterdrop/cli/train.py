@@ -64,7 +64,7 @@ def train(
         given = {"data.name": str(data), "data.level": level, "data.min_count": min_count}
         own = {name: value for name, value in given.items() if value is not None}
         config, data = config.override(own), None
-    config = config.override(dict(_parse(text) for text in change))
+    config = config.override(dict(parse_setting(text) for text in change))
     where = rank_device(device)
     with process_group(where) as ranks:
         result = run_training(
@@ -85,7 +85,7 @@ def train(
         print(f"Next: afterdrop evaluate {out}")
 
 
-def _parse(text: str) -> tuple[str, Any]:
+def parse_setting(text: str) -> tuple[str, Any]:
     """A setting from the command line: a TOML value, or a bare word as text."""
     name, _, value = text.partition("=")
     if not value:

@@ -1,6 +1,6 @@
 """Training: the MAP objective, its schedules, and runs that survive being killed."""
 
-from afterdrop.train.checks import ConfigError, TrainError
+from afterdrop.train.checks import ConfigError, DivergedError, TrainError
 from afterdrop.train.config import TrainConfig, differences
 from afterdrop.train.objective import prior_scale
 from afterdrop.train.plan import ModelPlan
@@ -9,6 +9,7 @@ from afterdrop.train.saved import LoadedRun, load_model
 
 __all__ = [
     "ConfigError",
+    "DivergedError",
     "LoadedRun",
     "ModelPlan",
     "TrainConfig",

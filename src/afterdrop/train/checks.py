@@ -28,6 +28,10 @@ class TrainError(AfterdropError, RuntimeError):
     """A training run that cannot start here, or cannot go on."""
 
 
+class DivergedError(TrainError):
+    """A training run whose loss or validation XE is not finite any more."""
+
+
 def check_number(
     name: str,
     value: object,

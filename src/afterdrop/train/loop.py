@@ -1,19 +1,19 @@
 """The loop: turns of validation and steps, saved so that the process may die at any moment.
 
-Order of what a turn writes: its line of metrics, the `last` checkpoint, the `best` one. A death in
-between leaves a line too many, which resuming drops, or an old `best`, which resuming renews. Where
-a checkpoint takes seconds, only some turns write one: a tenth of the time at most goes into it.
+Order of what a turn writes: its line of metrics, the `best` checkpoint, the `last` one. A death in
+between leaves a line too many, which resuming drops, or a `best` that will be made again. Where a
+checkpoint takes seconds, only some turns write one: a tenth of the time at most goes into it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from afterdrop.errors import FileError, RankLost
 from afterdrop.train.checkpoint import Checkpoint, read_facts, write_checkpoint
-from afterdrop.train.checks import TrainError
+from afterdrop.train.checks import DivergedError
 from afterdrop.train.folder import RunFolder
 from afterdrop.train.interrupt import StopRequest, stop_request
 from afterdrop.train.progress import Progress
@@ -21,6 +21,7 @@ from afterdrop.train.replicas import check_equal
 from afterdrop.train.track import Tracker
 from afterdrop.train.trainer import Trainer
 
+Watch = Callable[[Mapping[str, Any]], str | None]
 # Why a run stops early; of what several ranks say, the last in this order counts.
 REASONS = (None, "max_minutes", "SIGINT", "SIGTERM")
 # Steps and seconds between two looks at the loss, which on a GPU wait for it. Ranks only count
@@ -40,6 +41,7 @@ class Loop:
         progress: Its bar.
         tracker: Its TensorBoard, or None.
         deadline: The time (of `time.monotonic`) to stop at, or None.
+        watch: Sees each turn's line of metrics; stops training by returning why.
     """
 
     def __init__(
@@ -49,9 +51,11 @@ class Loop:
         progress: Progress,
         tracker: Tracker | None = None,
         deadline: float | None = None,
+        watch: Watch | None = None,
     ) -> None:
         self.trainer, self.folder = trainer, folder
         self.progress, self.tracker, self.deadline = progress, tracker, deadline
+        self.watch = watch
         self._lap, self._lap_steps = time.monotonic(), 0
         self._looked = 0.0
         self._best: Checkpoint | None = None  # not written yet
@@ -62,7 +66,7 @@ class Loop:
 
         Raises:
             FileError: If the disk is full or cannot be written; the last good checkpoint stays.
-            TrainError: If the loss is not finite; the last good checkpoint stays.
+            DivergedError: If the loss is not finite; the last good checkpoint stays.
             RankLost: If another rank is gone; the last good checkpoint stays.
         """
         with stop_request() as request:
@@ -70,13 +74,12 @@ class Loop:
                 return self._run(request)
             except FileError as error:
                 raise FileError(f"{error}. {self._how_to_go_on('make room and ')}") from error
-            except TrainError as error:
-                raise TrainError(f"{error}. {self._what_is_left()}") from error
+            except DivergedError as error:
+                raise DivergedError(f"{error}. {self._what_is_left()}") from error
             except RankLost as error:
                 raise RankLost(f"{error}. {self._how_to_go_on()}") from error
 
     def _run(self, request: StopRequest) -> str | None:
-        self._renew_best()
         while self.trainer.schedule.stopped is None:
             late = self.deadline is not None and time.monotonic() >= self.deadline
             own = REASONS.index(request.signal or ("max_minutes" if late else None))
@@ -84,7 +87,8 @@ class Loop:
                 self._save()
                 return reason
             if self.trainer.turn_over:
-                self._turn(lambda: request.signal is not None)
+                if reason := self._turn(lambda: request.signal is not None):
+                    return reason
             else:
                 self._step()
         return None
@@ -105,12 +109,13 @@ class Loop:
         self._looked = now
         return True
 
-    def _turn(self, stop: Callable[[], bool]) -> None:
+    def _turn(self, stop: Callable[[], bool]) -> str | None:
+        """Validates and saves; returns why to stop here, if the watch says so."""
         speed = self._speed()
         self.trainer.mean_loss()  # diverged weights need no validation
         found = self.trainer.validate(stop)
         if found is None:
-            return
+            return None
         line = self.trainer.finish_turn(found)
         check_equal(self.trainer.parameters, self.trainer.step, self.trainer.ranks)
         self._count_time()
@@ -126,6 +131,18 @@ class Loop:
         self.progress.validated(found, self.trainer.schedule.best)
         if self.tracker is not None:
             self.tracker.add(line | timed)
+        return self._watched(line | timed)
+
+    def _watched(self, line: dict[str, Any]) -> str | None:
+        """Why to stop after a turn, as the first rank's watch says; the turn is saved then."""
+        watch = self.watch
+        if watch is None:
+            return None
+        reason = self.trainer.ranks.told(lambda: watch(line))
+        if reason is None or self.trainer.schedule.stopped is not None:
+            return None
+        self._write()
+        return reason
 
     def _save(self) -> None:
         self.trainer.mean_loss()  # refuses to save what has diverged
@@ -144,23 +161,12 @@ class Loop:
         start = time.monotonic()
         captured = self.trainer.capture()  # all ranks have a part in it
         if self.trainer.ranks.first:
-            write_checkpoint(self.folder.last, captured)
             if self._best is not None:
                 write_checkpoint(self.folder.best, self._best)
+            write_checkpoint(self.folder.last, captured)
         self._best = None
         self._written = time.monotonic()
         self._write_seconds = self._written - start
-
-    def _renew_best(self) -> None:
-        """Writes `best` again where a run died after `last` and before it."""
-        schedule = self.trainer.schedule
-        if schedule.turn < 0 or not schedule.is_best or self.trainer.turn_steps > 0:
-            return
-        if not self.trainer.ranks.first:
-            return
-        if not self.folder.best.exists() or read_facts(self.folder.best)["turn"] != schedule.turn:
-            line = self.folder.read_metrics()[-1]
-            write_checkpoint(self.folder.best, self.trainer.best_checkpoint(_untimed(line)))
 
     def _speed(self) -> float:
         """Targets a second since the last turn ended."""
@@ -185,7 +191,3 @@ class Loop:
             f"{self._what_is_left()} To go on, {first}give the same command again: "
             "it resumes from there."
         )
-
-
-def _untimed(line: dict[str, Any]) -> dict[str, Any]:
-    return {k: v for k, v in line.items() if k not in ("seconds", "targets_per_second")}

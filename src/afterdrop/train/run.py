@@ -17,7 +17,7 @@ from afterdrop.train.checks import TrainError, check_number, check_one_of
 from afterdrop.train.config import TrainConfig, differences
 from afterdrop.train.folder import RESUMES, Resume, RunFolder, locked
 from afterdrop.train.inputs import build_task, load_set, require_same
-from afterdrop.train.loop import Loop
+from afterdrop.train.loop import Loop, Watch
 from afterdrop.train.objective import prior_scale
 from afterdrop.train.progress import Progress, present
 from afterdrop.train.replicas import check_batch
@@ -32,7 +32,8 @@ class TrainResult:
     Attributes:
         folder: The run folder.
         finished: Whether training is complete; if not, the same call goes on.
-        reason: Why it ended: the schedule's reason, `SIGINT`, `SIGTERM` or `max_minutes`.
+        reason: Why it ended: the schedule's reason, `SIGINT`, `SIGTERM`, `max_minutes`, or what a
+            `watch` said.
         message: All this in words, and how to go on.
         step: Steps done.
         turn: Turns validated.
@@ -60,6 +61,7 @@ def run(
     resume: Resume = "auto",
     track: bool = False,
     ranks: Splitting | None = None,
+    watch: Watch | None = None,
 ) -> TrainResult:
     """Trains a model, or goes on training it.
 
@@ -79,9 +81,11 @@ def run(
         ranks: `"split"` trains data-parallel in the caller's process group: every rank makes this
             call and has a share of each batch, rank 0 alone touches `out` and shows the bar. The
             losses are those of one process, but for rounding.
+        watch: Called with each turn's line of metrics when the turn is saved. A reason that it
+            returns stops the run there, as `result.reason`; the same call would go on.
 
     Raises:
-        TrainError: If `out` holds something else, or training diverged.
+        TrainError: If `out` holds something else; a `DivergedError` if training diverged.
         ConfigError: If the ranks cannot share the batch evenly.
         RankError: If there is no process group, or a rank is gone; the last good checkpoint stays.
         DataError: If the data cannot be had or does not go with the model.
@@ -113,7 +117,7 @@ def run(
             torch.manual_seed(config.seed)
             trainer = Trainer(config, task, task.build_model().to(where), group)
             _open(folder, trainer, data, there)
-            return _train(trainer, folder, deadline, progress and group.first, track)
+            return _train(trainer, folder, deadline, progress and group.first, track, watch)
 
 
 def _enter(
@@ -184,7 +188,12 @@ def _last(folder: RunFolder, ranks: Ranks) -> Checkpoint | None:
 
 
 def _train(
-    trainer: Trainer, folder: RunFolder, deadline: float | None, progress: bool, track: bool
+    trainer: Trainer,
+    folder: RunFolder,
+    deadline: float | None,
+    progress: bool,
+    track: bool,
+    watch: Watch | None,
 ) -> TrainResult:
     schedule = trainer.config.schedule
     spoken = track and trainer.ranks.first
@@ -195,7 +204,7 @@ def _train(
     if trainer.plain is not None:
         bar.note(f"Training without kernels, which is slower: {trainer.plain}.")
     try:
-        reason = Loop(trainer, folder, bar, tracker, deadline).run()
+        reason = Loop(trainer, folder, bar, tracker, deadline, watch).run()
         result = _result(folder, reason, trainer.ranks)
         message = result.message
         return result

@@ -15,7 +15,7 @@ from afterdrop.models import LanguageModel
 from afterdrop.ranks import ALONE, Ranks
 from afterdrop.train.averaging import WeightAverage
 from afterdrop.train.checkpoint import Checkpoint, grouped
-from afterdrop.train.checks import TrainError
+from afterdrop.train.checks import DivergedError
 from afterdrop.train.config import TrainConfig
 from afterdrop.train.objective import add_prior_gradient, prior_loss
 from afterdrop.train.optimiser import AdamTF, build_optimiser
@@ -118,7 +118,7 @@ class Trainer:
         """Nats a target over the turn so far; None before its first step.
 
         Raises:
-            TrainError: If it is not finite.
+            DivergedError: If it is not finite.
         """
         if self.turn_steps == 0:
             return None
@@ -221,7 +221,7 @@ class Trainer:
 
     def _require_finite(self, what: str, value: float) -> None:
         if not abs(value) < float("inf"):
-            raise TrainError(
+            raise DivergedError(
                 f"the {what} is {value} at step {self.step}: training has diverged. The same "
                 "configuration would diverge again: lower optimiser.learning_rate or "
                 "optimiser.max_norm and train in a new folder"

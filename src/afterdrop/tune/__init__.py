@@ -1,0 +1,1 @@
+"""Tuning: a batched Gaussian-process bandit over the hyperparameters of a recipe."""

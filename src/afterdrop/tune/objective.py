@@ -1,0 +1,133 @@
+"""What a trained model is worth to the tuner: validation XE of a member at its best temperature.
+
+The paper tunes on the deterministic member at the optimal temperature, so that tuning sees what
+selection will do afterwards. The temperature is found on a part of the validation data and the XE
+is that of all of it, so that a temperature cannot fit the noise of every target.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from afterdrop.errors import MemberError, SiteError
+from afterdrop.evaluate.evaluate import Settings
+from afterdrop.evaluate.scores import Scores
+from afterdrop.family.member import DET, Grid, Member
+from afterdrop.masks.uniforms import Plan
+from afterdrop.train import load_model
+from afterdrop.train.checks import check_count, check_one_of
+from afterdrop.trained import evaluate_run
+
+Temperature = Literal["optimal", "plain"]
+NAMED = {"det": DET, "gmc": Member(0.0, 1.0), "amc": Member(1.0, 1.0)}
+
+
+@dataclass(frozen=True)
+class Worth:
+    """The objective of one trained model.
+
+    Attributes:
+        xe: Validation XE in nats: what is minimised.
+        error: Its standard error over the data.
+        temperature: The temperature that it was taken at.
+    """
+
+    xe: float
+    error: float
+    temperature: float
+
+
+@dataclass(frozen=True)
+class Objective:
+    """A member, and how its XE is found.
+
+    Attributes:
+        alpha: Power of the member's mean.
+        multiplier: Its factor on the rates; 0 is deterministic.
+        temperature: `"optimal"`, or `"plain"` for T = 1.
+        targets: The temperature is found on about this many targets of the validation data.
+        num_samples: Mask samples of a member that is not deterministic.
+
+    Example:
+        >>> Objective.parse("amc").multiplier, Objective.parse("0.5,0.8").multiplier
+        (1.0, 0.8)
+    """
+
+    alpha: float = 0.0
+    multiplier: float = 0.0
+    temperature: Temperature = "optimal"
+    targets: int = 50_000
+    num_samples: int = 20
+
+    def __post_init__(self) -> None:
+        Member(self.alpha, self.multiplier)
+        check_one_of("temperature", self.temperature, ("optimal", "plain"))
+        check_count("targets", self.targets)
+        check_count("num_samples", self.num_samples, least=2)
+
+    @classmethod
+    def parse(cls, member: str, temperature: Temperature = "optimal") -> Objective:
+        """The objective of a member by name (det, gmc, amc) or as ALPHA,MULTIPLIER.
+
+        Raises:
+            MemberError: If it is neither.
+        """
+        found = NAMED.get(member.lower())
+        if found is None:
+            try:
+                alpha, multiplier = map(float, member.split(","))
+            except ValueError:
+                raise MemberError(
+                    f"member={member!r} must be det, gmc, amc, or ALPHA,MULTIPLIER such as 0.5,0.8"
+                ) from None
+            found = Member(alpha, multiplier)
+        return cls(found.alpha, found.multiplier, temperature)
+
+    @property
+    def member(self) -> Member:
+        """The member, at T = 1."""
+        return Member(self.alpha, self.multiplier)
+
+    def of_run(self, run: Path, device: str, data: Path | None) -> Worth:
+        """The worth of a run's best weights.
+
+        Args:
+            run: The run folder.
+            device: Where to evaluate.
+            data: The folder of the named data sets.
+        """
+        loaded = load_model(run, device=device)
+        settings = Settings(Grid((self.alpha,), (self.multiplier,)), Plan(self.num_samples))
+        stream = {"stripes": loaded.config.validation.rows}
+        try:
+            scores = evaluate_run(loaded, "valid", settings, stream, data)
+        except SiteError:  # all rates are 0, where every member is the deterministic one
+            return replace(self, alpha=0.0, multiplier=0.0).of_run(run, device, data)
+        return self.of_scores(scores)
+
+    def of_scores(self, scores: Scores) -> Worth:
+        """The worth of a member by its scores on validation data."""
+        member = self.member
+        if self.temperature == "optimal":
+            weights = spread(scores.clusters, self.targets)
+            found, _, _ = scores.fit_weighted(member, weights.unsqueeze(0))
+            member = member.at_temperature(found.item())
+        xe = scores.xe(member)
+        return Worth(xe.value, xe.data_error, member.temperature)
+
+
+def spread(clusters: torch.Tensor, targets: int) -> torch.Tensor:
+    """Weights [examples] of every n-th example, such that they hold about so many targets.
+
+    Example:
+        >>> spread(torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]), targets=4)
+        tensor([1., 0., 1., 0.], dtype=torch.float64)
+    """
+    step = max(1, -(-len(clusters) // targets))
+    weights = torch.zeros(int(clusters.max()) + 1, dtype=torch.float64)
+    weights[::step] = 1
+    return weights

@@ -1,0 +1,211 @@
+"""Search spaces: ranges of a configuration's settings, and the unit cube that they are cut from.
+
+Published ranges (Melis et al., Mogrifier LSTM, appendix on hyperparameters, which follows the
+set-up of the dropout paper), with the learning rate widened from .004 to .01, because two published
+optima lie above .004:
+
+    learning rate   [.001, .01] log       input dropout        [0, .9]    on enwik8 [0, .2]
+    L2 penalty      [5e-6, 1e-3] log      inter-layer dropout  [0, .95]             [0, .2]
+    embedding ratio [0, 2]                state dropout        [0, .8]              [0, .25]
+                                          output dropout       [0, .95]             [0, .25]
+
+An embedding ratio of 1 and more is no projection. It is tuned where the recipe states a parameter
+budget: the hidden size is then solved for, so that every trial has the same number of parameters.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from afterdrop.train import ConfigError, TrainConfig
+
+Point = dict[str, float]
+
+_LEAST_RATIO = 1e-3  # the budget solver takes ratios above 0; an embedding has at least one unit
+_RATIO = "model.embedding_ratio"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The range of one setting.
+
+    Attributes:
+        name: The setting's dotted name, as in a recipe.
+        low: The lowest value.
+        high: The highest value.
+        log: Whether the range is searched on a log scale.
+
+    Example:
+        >>> axis = Axis("optimiser.learning_rate", 1e-3, 1e-1, log=True)
+        >>> round(axis.at(0.5), 6), round(axis.unit(0.01), 6)
+        (0.01, 0.5)
+    """
+
+    name: str
+    low: float
+    high: float
+    log: bool = False
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+            raise ConfigError(
+                f"the range of {self.name} is {self.low:g} to {self.high:g}; it goes from a lower "
+                "to a higher finite number. Give such a range."
+            )
+        if self.log and self.low <= 0:
+            raise ConfigError(
+                f"the range of {self.name} is {self.low:g} to {self.high:g} on a log scale, which "
+                "starts above 0. Raise its lower end, or leave out log."
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> Axis:
+        """An axis from the command line: `name=low:high` or `name=low:high:log`.
+
+        Example:
+            >>> Axis.parse("model.input_dropout=0:0.9")
+            Axis(name='model.input_dropout', low=0.0, high=0.9, log=False)
+        """
+        name, _, ends = text.partition("=")
+        parts = ends.split(":")
+        try:
+            if len(parts) not in (2, 3) or parts[2:] not in ([], ["log"]):
+                raise ValueError(ends)
+            return cls(name, float(parts[0]), float(parts[1]), len(parts) == 3)
+        except ValueError as error:
+            if isinstance(error, ConfigError):
+                raise
+            raise ConfigError(
+                f"the range {text!r} is not NAME=LOW:HIGH or NAME=LOW:HIGH:log; write it as in "
+                "optimiser.learning_rate=0.001:0.01:log"
+            ) from None
+
+    def at(self, unit: float) -> float:
+        """The value at a share of the range."""
+        return min(max(self.place(unit), self.low), self.high)
+
+    def place(self, unit: float) -> float:
+        """As `at`, also beyond the ends of the range."""
+        low, high = self._scaled(self.low), self._scaled(self.high)
+        value = low + unit * (high - low)
+        return math.exp(value) if self.log else value
+
+    def unit(self, value: float) -> float:
+        """The inverse of `at`."""
+        low, high = self._scaled(self.low), self._scaled(self.high)
+        return (self._scaled(value) - low) / (high - low)
+
+    def _scaled(self, value: float) -> float:
+        return math.log(value) if self.log else value
+
+
+@dataclass(frozen=True)
+class Space:
+    """Several axes; a point has a value for each.
+
+    Example:
+        >>> Space((Axis("model.input_dropout", 0, 0.9),)).point([0.5])
+        {'model.input_dropout': 0.45}
+    """
+
+    axes: tuple[Axis, ...]
+
+    def __post_init__(self) -> None:
+        if not self.axes:
+            raise ConfigError("the search space is empty; give at least one range")
+
+    def __iter__(self) -> Iterator[Axis]:
+        return iter(self.axes)
+
+    def __len__(self) -> int:
+        return len(self.axes)
+
+    def point(self, units: Iterable[float]) -> Point:
+        """The point at coordinates of the unit cube."""
+        return {axis.name: axis.at(unit) for axis, unit in zip(self.axes, units, strict=True)}
+
+    def with_axes(self, changed: Iterable[Axis], without: Iterable[str] = ()) -> Space:
+        """A space with axes exchanged, added or left out.
+
+        Raises:
+            ConfigError: If an axis to leave out is not there.
+        """
+        axes = {axis.name: axis for axis in (*self.axes, *changed)}
+        for name in without:
+            if name not in axes:
+                raise ConfigError(
+                    f"{name!r} is not searched, so it cannot be fixed; the space has "
+                    f"{', '.join(axes)}. Name one of them."
+                )
+            del axes[name]
+        return Space(tuple(axes.values()))
+
+
+def published_space(config: TrainConfig) -> Space:
+    """The space that a configuration is tuned in: the published one, or ours for classifiers.
+
+    Example:
+        >>> from afterdrop import recipes
+        >>> [axis.name for axis in published_space(recipes.load("ptb-10m").config)][2:]
+        ['model.input_dropout', 'model.state_dropout', 'model.output_dropout', \
+'model.embedding_ratio']
+    """
+    l2 = Axis("objective.l2_penalty", 5e-6, 1e-3, log=True)
+    if config.model.kind == "classifier":
+        # The paper says nothing on MNIST: Adam's usual rates, and dropout up to the extreme.
+        rates = [Axis("model.input_dropout", 0, 0.5)]
+        if config.model.classifier(1, 2).hidden_sizes:
+            rates.append(Axis("model.hidden_dropout", 0, 0.9))
+        return Space((Axis("optimiser.learning_rate", 1e-4, 1e-2, log=True), l2, *rates))
+    settings, enwik8 = config.model.settings, config.data.name == "enwik8"
+    layers = settings.get("layers", 1) if "budget" in settings else len(settings["hidden_sizes"])
+    highs = {"input": 0.9, "inter_layer": 0.95, "state": 0.8, "output": 0.95}
+    if enwik8:
+        highs = {"input": 0.2, "inter_layer": 0.2, "state": 0.25, "output": 0.25}
+    if layers == 1:
+        del highs["inter_layer"]
+    axes = [Axis("optimiser.learning_rate", 1e-3, 1e-2, log=True), l2]
+    axes += [Axis(f"model.{site}_dropout", 0, high) for site, high in highs.items()]
+    if "budget" in settings and not enwik8:
+        axes.append(Axis(_RATIO, 0, 2))
+    return Space(tuple(axes))
+
+
+def apply_point(config: TrainConfig, point: Mapping[str, float]) -> TrainConfig:
+    """The configuration at a point of a space.
+
+    Example:
+        >>> from afterdrop import recipes
+        >>> config = apply_point(recipes.load("ptb-10m").config, {"model.embedding_ratio": 1.7})
+        >>> config.model.settings["embedding_ratio"]
+        1.0
+    """
+    changes = dict(point)
+    if _RATIO in changes:
+        changes[_RATIO] = min(max(changes[_RATIO], _LEAST_RATIO), 1.0)
+    return config.override(changes)
+
+
+def own_point(config: TrainConfig, space: Space) -> Point | None:
+    """Where the configuration itself lies in a space; None if it lies outside.
+
+    Example:
+        >>> from afterdrop import recipes
+        >>> config = recipes.load("digits-mlp").config
+        >>> own_point(config, published_space(config))["model.hidden_dropout"]
+        0.5
+    """
+    content = config.to_dict()
+    point: Point = {}
+    for axis in space:
+        section, _, name = axis.name.partition(".")
+        value: Any = content.get(section, {}).get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        if not axis.low <= value <= axis.high:
+            return None
+        point[axis.name] = float(value)
+    return point

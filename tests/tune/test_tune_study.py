@@ -1,0 +1,215 @@
+import json
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+import torch
+
+from afterdrop import recipes
+from afterdrop.cli import main
+from afterdrop.recipes.write import to_toml
+from afterdrop.train import load_model
+from afterdrop.tune import trial as trial_module
+from afterdrop.tune.backend import Trial
+from afterdrop.tune.checks import TuneError
+from afterdrop.tune.ledger import ends
+from afterdrop.tune.page import study_page
+from afterdrop.tune.rerun import rank
+from afterdrop.tune.settings import TuneSettings, plan_study
+from afterdrop.tune.space import Axis
+from afterdrop.tune.study import tune
+from afterdrop.tune.worker import Workplace
+
+
+def log_axis(name, low, high):
+    return Axis(name, low, high, log=True)
+
+
+def run(settings, folder, trials=3, **others):
+    others = {"reruns": 0, "devices": ["cpu"], "quiet": True, **others}
+    return tune(settings, folder, trials=trials, **others)
+
+
+def test_from_the_command_line_to_a_recipe_that_trains(recipe, tmp_path, capsys):
+    study = tmp_path / "study"
+    arguments = ["tune", str(recipe), "--study", str(study), "--turns", "2", "--device", "cpu"]
+    arguments += ["--set", "schedule.steps_per_turn=3", "--range", "model.input_dropout=0:0.5"]
+    assert main([*arguments, "--trials", "8", "--top", "2", "--reruns", "2"]) == 0
+    out = capsys.readouterr().out
+    assert out.count("trial 000") == 8 and out.count("rerun ") == 4 and " ± " in out
+    tuned = recipes.load(study / "best.toml")
+    assert tuned.config.schedule.steps_per_turn == 3 and tuned.config.schedule.turns == 2
+    assert "± " in tuned.description and "tuned" in tuned.source["optimiser.learning_rate"]
+    first = json.loads((study / "ranking.json").read_text())["ranking"][0]
+    assert len(first["reruns"]) == 2
+    assert tuned.config.to_dict()["model"]["input_dropout"] == first["point"]["model.input_dropout"]
+    assert main(["train", str(study / "best.toml"), "--out", str(tmp_path / "r"), "--quiet"]) == 0
+    # The same command again finds everything done, more trials go on.
+    assert main([*arguments, "--trials", "8", "--top", "2", "--reruns", "2"]) == 0
+    assert "rerun " not in capsys.readouterr().out
+    assert main([*arguments, "--trials", "9", "--top", "2", "--reruns", "0", "--quiet"]) == 0
+    assert (study / "trials" / "0008").exists()
+    page = (study / "study.html").read_text()
+    assert "Slices" in page and page.count("<svg") == 3
+
+
+def test_a_trial_is_worth_what_its_folder_says(settings, tmp_path):
+    result = run(settings, tmp_path / "s")
+    for row in result.trials:
+        folder = tmp_path / "s" / "trials" / f"{row.number:04d}"
+        worth = settings.objective.of_run(folder, "cpu", None)
+        assert (row.value, row.notes["temperature"]) == (worth.xe, worth.temperature)
+        config = load_model(folder).config
+        assert config.optimiser.learning_rate == row.point["optimiser.learning_rate"]
+        assert config.validation.criterion == "optimal"
+        assert not (folder / "checkpoint" / "last.safetensors").exists()
+    assert result.ranking[0].tuned == min(row.value for row in result.trials)
+
+
+def test_the_same_seed_gives_the_same_study(settings, tmp_path):
+    one, other = run(settings, tmp_path / "a"), run(settings, tmp_path / "b")
+    assert [(r.point, r.value) for r in one.trials] == [(r.point, r.value) for r in other.trials]
+
+
+def test_a_study_of_other_settings_is_refused(settings, recipe, tmp_path):
+    run(settings, tmp_path / "s", trials=1)
+    with pytest.raises(TuneError, match="sampler: 'gp' → 'random'"):
+        run(plan_study(str(recipe), prune=False, sampler="random"), tmp_path / "s")
+    for url in ("mysql://me:secret@host/db", "sqlite://", "study.db"):
+        with pytest.raises(TuneError, match="must be sqlite"):
+            run(settings, tmp_path / "t", storage=url)
+    with pytest.raises(TuneError, match="name='a/b'"):
+        run(settings, tmp_path / "t", name="a/b")
+    with pytest.raises(TuneError, match=r"postgresql://me:\*\*\*@") as caught:
+        run(settings, tmp_path / "t", storage="postgresql://me:secret@localhost:1/db")
+    assert "secret" not in str(caught.value)
+
+
+def test_divergence_is_recorded_and_the_study_goes_on(recipe, tmp_path):
+    ranges = [Axis("optimiser.learning_rate", 0.001, 3e38)]  # up to the largest float
+    wild = plan_study(str(recipe), ranges=ranges, prune=False)
+    result = run(wild, tmp_path / "s", trials=4)
+    assert {row.state for row in result.trials} == {"complete", "failed"}
+    failed = [row for row in result.trials if row.state == "failed"]
+    assert all(row.notes["reason"].startswith("diverged: the training loss") for row in failed)
+    assert "diverged" in study_page(result)
+
+
+def test_a_study_in_which_all_fails_ends_and_says_why(recipe, tmp_path):
+    huge = plan_study(str(recipe), budget=10**15, prune=False)  # the allocator says no, truly
+    with pytest.raises(TuneError, match=r"all 5 trials failed.*out of memory: \[enforce fail"):
+        run(huge, tmp_path / "s", trials=9)
+    with pytest.raises(TuneError, match=r"none of 1 trials is complete.*out of memory"):
+        run(huge, tmp_path / "t", trials=1)
+
+
+def test_lack_of_memory_is_recorded_and_the_study_goes_on(settings, tmp_path, monkeypatch):
+    calls = []
+
+    def short(*arguments, **options):
+        calls.append(arguments)
+        if len(calls) == 2:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+        return real(*arguments, **options)
+
+    real = trial_module.run_training
+    monkeypatch.setattr(trial_module, "run_training", short)
+    result = run(settings, tmp_path / "s")
+    assert [row.state for row in result.trials] == ["complete", "failed", "complete"]
+    assert result.trials[1].notes["reason"].startswith("out of memory: CUDA")
+
+
+def test_an_unknown_error_costs_the_worker_but_not_the_point(settings, tmp_path, monkeypatch):
+    real = trial_module.run_training
+
+    def broken(*arguments, **options):
+        monkeypatch.setattr(trial_module, "run_training", real)
+        raise RuntimeError("CUDA error: an illegal memory access")
+
+    monkeypatch.setattr(trial_module, "run_training", broken)
+    with pytest.raises(RuntimeError, match="illegal"):
+        run(settings, tmp_path / "s")
+    result = run(settings, tmp_path / "s")
+    assert [row.state for row in result.trials][:2] == ["failed", "complete"]
+    assert result.trials[0].point == result.trials[1].point
+    assert len(ends(result.trials)) == 3
+
+
+def test_bad_data_ends_the_study_with_its_message(settings, tmp_path):
+    lost = settings.to_dict()
+    lost["config"]["data"]["name"] = str(tmp_path / "nowhere")
+    with pytest.raises(ValueError, match="nowhere"):
+        run(TuneSettings.from_dict(lost), tmp_path / "s")
+
+
+def test_hopeless_trials_are_stopped_early(recipe, tmp_path):
+    ranges = [log_axis("optimiser.learning_rate", 1e-7, 1e-1)]
+    searched = plan_study(str(recipe), turns=6, ranges=ranges, sampler="random", seed=5)
+    result = run(searched, tmp_path / "s", trials=13)
+    pruned = [row for row in result.trials if row.state == "pruned"]
+    assert pruned and len(pruned) < 10
+    for row in pruned:
+        assert 2 <= max(row.curve) < 6
+        assert row.value == min(row.curve.values())
+        whole = [r for r in result.trials if r.state == "complete" and r.number < row.number]
+        better = [r for r in whole if min(r.curve.values()) < row.value]
+        assert len(better) >= len(whole) / 2
+    assert result.ranking[0].tuned == min(r.value for r in result.trials if r.state == "complete")
+
+
+def test_a_trial_may_take_only_so_long(recipe, tmp_path):
+    slow = plan_study(str(recipe), turns=100_000, minutes=0.02, prune=False)
+    result = run(slow, tmp_path / "s", trials=1)
+    assert result.trials[0].state == "complete"
+    assert result.trials[0].notes["ended"] == "max_minutes"
+    assert result.trials[0].notes["turn"] < 100_000
+
+
+def test_the_ranking_is_by_reruns_and_not_by_the_lucky_draw():
+    rows = [Trial(n, "complete", {}, value) for n, value in enumerate((4.0, 4.1, 4.2, 4.3))]
+    again = [
+        Trial(n, "complete", {}, value, {"of": of, "seed": seed})
+        for n, (of, seed, value) in enumerate([(0, 1, 4.4), (0, 2, 4.6), (1, 1, 4.2), (1, 2, 4.3)])
+    ]
+    ranked = rank(rows, again, top=3)
+    assert [row.number for row in ranked] == [1, 0, 2]
+    assert ranked[0].mean == pytest.approx(4.25) and ranked[0].error == pytest.approx(0.05)
+    assert ranked[2].error is None
+
+
+def test_the_page_needs_nothing_else_and_escapes_what_it_shows(settings, tmp_path):
+    named = TuneSettings.from_dict({**settings.to_dict(), "recipe": "<script>alert(1)</script>"})
+    page = study_page(run(named, tmp_path / "s"))
+    assert "<script>alert" not in page and "&lt;script&gt;alert" in page
+    links = re.findall(r'(?:src|href)="([^"#][^"]*)"', page)
+    assert [link for link in links if not link.startswith("data:")] == []
+    assert "url(http" not in page and "@import" not in page
+    assert page == study_page(run(named, tmp_path / "s"))  # the same study, the same bytes
+
+
+@pytest.mark.parametrize("name", recipes.names())
+def test_every_recipe_survives_being_written(name, tmp_path):
+    recipe = recipes.load(name)
+    path = tmp_path / f"{name}.toml"
+    path.write_text(to_toml(recipe))
+    assert recipes.load(path) == recipe
+    assert tomllib.loads(path.read_text())["description"] == recipe.description
+
+
+def test_without_optuna_the_command_says_what_to_install_and_spaces_still_work(tmp_path):
+    code = (
+        "import sys; sys.modules['optuna'] = None\n"
+        "from afterdrop.tune.settings import plan_study; plan_study('ptb-10m')\n"
+        "from afterdrop.cli import main; sys.exit(main(['tune', 'digits-mlp', '--study', 's']))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path
+    )
+    assert done.returncode == 2 and "pip install 'afterdrop[tune]'" in done.stderr
+
+
+def test_a_password_is_not_on_the_command_line_of_a_worker():
+    place = Workplace("f", "postgresql://me:secret@host/db", "n", 3)
+    assert Workplace(**json.loads(place.to_json())) == place

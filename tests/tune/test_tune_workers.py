@@ -1,0 +1,151 @@
+"""Workers as real processes on real storages: killed, interrupted, orphaned, resumed."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from afterdrop.tune.backend import Backend, Trial
+from afterdrop.tune.ledger import ends, origin
+from afterdrop.tune.settings import plan_study
+from afterdrop.tune.study import tune
+
+TURNS = 20  # enough that a trial can be killed in the middle
+# One fresh process imports torch once and forks the workers, so that they cost no new import.
+CREW = """
+import os, sys
+import torch
+torch.set_num_threads(1)
+from pathlib import Path
+from afterdrop.tune.settings import plan_study
+from afterdrop.tune.study import join
+from afterdrop.tune.worker import Workplace, work
+
+mode, folder, storage, name, recipe = sys.argv[1:]
+place = Workplace(folder, storage or None, name, trials=2, reruns=0, quiet=True)
+join(place.backend(), plan_study(recipe, turns=20, prune=False))
+
+def worker(parent=None):
+    from dataclasses import replace
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0 if work(replace(place, parent=parent)) else 130)
+    return pid
+
+if mode == "two":
+    statuses = [os.waitpid(pid, 0)[1] for pid in [worker(), worker()]]
+    print(sorted(statuses))
+else:
+    worker(os.getpid())
+    os.wait()
+"""
+
+
+def start_crew(mode: str, folder: Path, storage: str | None, name: str, recipe: Path):
+    command = [sys.executable, "-c", CREW, mode, str(folder), storage or "", name, str(recipe)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def wait_for(what: Callable[[], object], process: subprocess.Popen | None = None) -> object:
+    for _ in range(1200):
+        found = what()
+        if found:
+            return found
+        assert process is None or process.poll() is None, "ended too early"
+        time.sleep(0.05)
+    raise AssertionError("waited a minute in vain")
+
+
+def turns_done(folder: Path, number: int) -> list[str]:
+    path = folder / "trials" / f"{number:04d}" / "metrics.jsonl"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+def trained_a_bit(folder: Path, backend: Callable[[], Backend]) -> list[Trial]:
+    """Running trials that have a few turns behind and many ahead of them."""
+    if not list(folder.glob("trials/*/metrics.jsonl")):
+        return []
+    running = [row for row in backend().trials() if row.state == "running"]
+    return [r for r in running if 3 <= len(turns_done(folder, origin(r))) < TURNS - 5]
+
+
+def pid_of(trial: Trial) -> int:
+    return int(trial.notes["worker"].split("-")[-2])
+
+
+def alive(folder: Path) -> list[Path]:
+    return list((folder / "workers").glob("*.alive"))
+
+
+def test_a_killed_workers_trial_is_given_out_again_and_resumed(tmp_path, storage, name, recipe):
+    folder = tmp_path / "study"
+    crew = start_crew("two", folder, storage, name, recipe)
+
+    def backend() -> Backend:
+        return Backend(folder, storage, name)
+
+    victim = wait_for(lambda: trained_a_bit(folder, backend), crew)[0]
+    os.kill(pid_of(victim), signal.SIGKILL)
+    before = turns_done(folder, victim.number)[:3]
+    out, _ = crew.communicate(timeout=120)
+    assert out.strip() == "[0, 9]"
+    rows = backend().trials()
+    assert rows[victim.number].state == "failed" and "died" in rows[victim.number].notes["reason"]
+    retry = next(row for row in rows if row.notes.get("retry_of") == victim.number)
+    assert retry.state == "complete" and retry.point == victim.point
+    assert retry.notes["worker"] != victim.notes["worker"]
+    # Resumed and not begun again: the lines have their old times, and none is missing.
+    lines = turns_done(folder, victim.number)
+    assert lines[:3] == before and len(lines) == TURNS + 1
+    assert retry.curve.keys() == set(range(TURNS + 1))
+    assert [row.state for row in ends(rows)] == ["complete"] * 2
+
+
+def test_workers_stop_when_the_process_that_started_them_is_gone(tmp_path, name, recipe):
+    folder = tmp_path / "study"
+    crew = start_crew("orphan", folder, None, name, recipe)
+    wait_for(lambda: trained_a_bit(folder, lambda: Backend(folder, None, name)), crew)
+    crew.kill()
+    crew.communicate()
+    wait_for(lambda: not alive(folder))
+    last = Backend(folder, None, name).trials()[-1]
+    assert last.state == "waiting" and "retry_of" in last.notes
+
+
+def test_ctrl_c_ends_all_workers_cleanly_and_the_same_study_goes_on(tmp_path, recipe):
+    folder = tmp_path / "study"
+    options = ["--trials=40", "--workers=2", "--reruns=0", f"--turns={TURNS}", "--no-prune"]
+    command = [sys.executable, "-m", "afterdrop", "tune", str(recipe), f"--study={folder}"]
+    process = subprocess.Popen(
+        [*command, *options, "--device", "cpu"],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+    def running() -> list[Trial]:
+        return trained_a_bit(folder, lambda: Backend(folder, None, "study"))
+
+    victim = wait_for(running, process)[0]
+    os.kill(pid_of(victim), signal.SIGKILL)  # the parent puts another worker in its place
+    wait_for(
+        lambda: len({r.notes["worker"] for r in running()} - {victim.notes["worker"]}), process
+    )
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 130 and "run the same command" in said, said
+    assert "Traceback" not in said
+    left = [path for path in alive(folder) if victim.notes["worker"] not in path.name]
+    assert left == []
+    points = ends(Backend(folder, None, "study").trials())
+    # The killed one's trial may not have been missed yet; all others ended or were given back.
+    others = [row for row in points if row.notes.get("worker") != victim.notes["worker"]]
+    assert {row.state for row in others} - {"complete"} == {"waiting"}
+    settings = plan_study(str(recipe), turns=TURNS, prune=False)
+    only_open = {"trials": len(points), "reruns": 0, "devices": ["cpu"], "quiet": True}
+    result = tune(settings, folder, **only_open)
+    assert [row.state for row in ends(result.trials)] == ["complete"] * len(points)
+    assert {len(turns_done(folder, origin(row))) for row in ends(result.trials)} == {TURNS + 1}
