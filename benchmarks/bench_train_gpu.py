@@ -1,0 +1,205 @@
+"""A training step of the paper's language models on a GPU: kernels against what torch offers.
+
+    python benchmarks/bench_train_gpu.py [--recipes ptb-24m-retuned ptb-24m-2layer] [--compile]
+
+Everything that a step does is in it: masks, forward, backward, L2, clip, Adam. Contenders, on
+random tokens of PTB's vocabulary:
+
+    kernels             what `afterdrop train` runs
+    eager               the plain PyTorch form, float32 with TF32 products
+    graph               the plain form as one CUDA graph
+    compile + graph     the plain form through torch.compile, then one CUDA graph (--compile)
+    cuDNN H             nn.LSTM in float16 as one CUDA graph, with a tied softmax and torch's fused
+                        Adam: no state masks, no cap, no sum of layers, so a simpler model
+
+Times are medians of CUDA events over --repeats steps.
+"""
+
+import argparse
+import itertools
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from afterdrop import recipes
+from afterdrop.models import LanguageModel
+from afterdrop.train.config import TrainConfig
+from afterdrop.train.fused_text import FusedText
+from afterdrop.train.objective import add_prior_gradient, data_loss
+from afterdrop.train.optimiser import AdamTF, build_optimiser
+
+TYPES = 10_000
+DEVICE = torch.device("cuda")
+Step = Callable[[], None]
+
+
+class RandomText:
+    """As much of a text task as the kernels need: windows of random tokens."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config, self.device, self.state = config, DEVICE, None
+        self.window = config.objective.window or 35
+
+    def train_stripes(self, device: torch.device) -> "RandomStripes":
+        """Where windows come from."""
+        return RandomStripes((self.config.objective.batch_size, self.window))
+
+
+class RandomStripes:
+    """Windows of random tokens, made on the CPU."""
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self.shape = shape
+
+    def window(self, step: int) -> tuple[Tensor, Tensor]:
+        """Inputs and targets [B, time]."""
+        return torch.randint(TYPES, self.shape), torch.randint(TYPES, self.shape)
+
+
+def fixed_window(config: TrainConfig) -> tuple[Tensor, Tensor]:
+    inputs, targets = RandomText(config).train_stripes(DEVICE).window(0)
+    return inputs.to(DEVICE), targets.to(DEVICE)
+
+
+def kernels_step(config: TrainConfig, model: LanguageModel) -> Step:
+    optimiser = build_optimiser(list(model.parameters()), config.optimiser)
+    assert isinstance(optimiser, AdamTF)
+    fused = FusedText(RandomText(config), model, optimiser, 0)
+    count = itertools.count()
+
+    def step() -> None:
+        fused.step(next(count))
+
+    return step
+
+
+def plain_step(config: TrainConfig, model: LanguageModel, run: Callable | None = None) -> Step:
+    """Masks, forward, backward, L2, clip, Adam, with fixed tokens and a carried state."""
+    parameters = list(model.parameters())
+    optimiser = build_optimiser(parameters, config.optimiser)
+    inputs, targets = fixed_window(config)
+    state = model.initial_state(len(inputs))
+    forward = run or model
+    model.train()
+
+    def step() -> None:
+        for parameter in parameters:
+            parameter.grad = None
+        logits, after = forward(inputs, state)
+        data_loss(logits, targets).backward()
+        add_prior_gradient(parameters, config.objective.l2_penalty)
+        nn.utils.clip_grad_norm_(parameters, config.optimiser.max_norm or 10.0, foreach=True)
+        optimiser.step()
+        for old, new in zip(state, after):
+            for part, value in zip(old, new):
+                part.copy_(value.detach())
+
+    return step
+
+
+class CudnnModel(nn.Module):
+    """nn.LSTM between a tied embedding and softmax."""
+
+    def __init__(self, hidden: int, layers: int) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(TYPES, hidden) * 0.05)
+        self.lstm = nn.LSTM(hidden, hidden, layers)
+        self.dropout = nn.Dropout(0.6)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits [time, B, V]."""
+        x = self.dropout(nn.functional.embedding(tokens.t(), self.table))
+        return self.dropout(self.lstm(x)[0]) @ self.table.t()
+
+
+def cudnn_step(config: TrainConfig, hidden: int, layers: int) -> Step:
+    model = CudnnModel(hidden, layers).to(DEVICE).half()
+    optimiser = torch.optim.Adam(model.parameters(), 1e-4, fused=True, capturable=True)
+    inputs, targets = fixed_window(config)
+
+    def step() -> None:
+        optimiser.zero_grad(set_to_none=True)
+        logits = model(inputs).float().flatten(0, 1)
+        nn.functional.cross_entropy(logits, targets.t().flatten()).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 10.0, foreach=True)
+        optimiser.step()
+
+    return step
+
+
+def graphed(step: Step) -> Step:
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    return graph.replay
+
+
+def milliseconds(step: Step, repeats: int) -> float:
+    for _ in range(5):
+        step()
+    times = []
+    for _ in range(repeats):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        step()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(start.elapsed_time(end))
+    return sorted(times)[len(times) // 2]
+
+
+def contenders(config: TrainConfig, compiled: bool) -> dict[str, Callable[[], Step]]:
+    def model() -> LanguageModel:
+        torch.manual_seed(0)
+        return LanguageModel(config.model.language_model(TYPES)).to(DEVICE)
+
+    def through_compile() -> Step:
+        whole = model()
+        return graphed(plain_step(config, whole, torch.compile(whole)))
+
+    sizes = model().config.hidden_sizes
+    made: dict[str, Callable[[], Step]] = {
+        "kernels": lambda: kernels_step(config, model()),
+        "graph": lambda: graphed(plain_step(config, model())),
+        "eager": lambda: plain_step(config, model()),
+        f"cuDNN {sizes[0]}": lambda: graphed(cudnn_step(config, sizes[0], len(sizes))),
+    }
+    wide = -(-sizes[0] // 128) * 128
+    made[f"cuDNN {wide}"] = lambda: graphed(cudnn_step(config, wide, len(sizes)))
+    if compiled:
+        made["compile + graph"] = through_compile
+    return made
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--recipes", nargs="*", default=["ptb-24m-retuned", "ptb-24m-2layer"])
+    parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--repeats", type=int, default=30)
+    options = parser.parse_args()
+    torch.set_float32_matmul_precision("high")
+    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}")
+    for name in options.recipes:
+        config = recipes.load(name).config
+        found: dict[str, float] = {}
+        for contender, make in contenders(config, options.compile).items():
+            try:
+                found[contender] = milliseconds(make(), options.repeats)
+            except Exception as error:
+                print(f"{name:<18}{contender:<18} failed: {str(error).splitlines()[0][:90]}")
+                continue
+            ratio = found[contender] / found["kernels"]
+            print(
+                f"{name:<18}{contender:<18}{found[contender]:>9.3f} ms{ratio:>8.1f} x", flush=True
+            )
+
+
+if __name__ == "__main__":
+    main()
