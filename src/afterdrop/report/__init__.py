@@ -1,0 +1,1 @@
+"""What runs show: the paper's tables beside the published figures. Reads runs only."""
