@@ -97,7 +97,8 @@ class Chain:
             )
             if not result.finished and result.reason != "max_minutes":
                 raise KeyboardInterrupt  # the run saved itself; the chain must not go on
-            self.say(f"  {result.message}")
+            if not self.progress:  # else the bar has said it
+                self.say(f"  {result.message}")
             plan["trained"] = True
             self._write_plan(plans)
         for split, share in SPLITS.items():
@@ -161,12 +162,14 @@ class Chain:
     ) -> int | None:
         """As many targets as fit, from the time that a few take; None is all."""
         config = RunFolder(folder).read_config()[0]
-        few = 4 * (config.objective.window or 10)
-        start = time.perf_counter()
-        self._scores(folder, split, replace(settings, limit=few))
-        limit = int(few * seconds / (time.perf_counter() - start))
-        whole = self._size(folder, split)
-        return None if limit >= whole else max(limit, few)
+        few = 2 * (config.objective.window or 10)
+        times = [time.perf_counter()]
+        for limit in (few, 4 * few):  # the difference is free of what loading takes
+            self._scores(folder, split, replace(settings, limit=limit))
+            times.append(time.perf_counter())
+        a_few = max(times[2] - 2 * times[1] + times[0], 1e-3) / 3
+        limit = int(few * seconds / a_few)
+        return None if limit >= self._size(folder, split) else max(limit, few)
 
     def _scores(self, folder: Path, split: str, settings: Settings) -> Scores:
         loaded = load_model(folder, device=self.device)
