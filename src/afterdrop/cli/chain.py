@@ -107,24 +107,16 @@ class Chain:
             select(folder, resamples=0)
 
     def _fit_turns(self, job: Job, seconds: float) -> dict[str, int]:
-        """As many turns as fit, from the speed of a few steps."""
+        """As many turns as fit, from the speed of a few steps and of a validation."""
         probe = self.out / "probe"
         shutil.rmtree(probe, ignore_errors=True)
         config = shorten(job.config, 1, PROBE_STEPS)
         train_run(config, probe, data=self.data, device=self.device, progress=False)
         before, after = RunFolder(probe).read_metrics()
         shutil.rmtree(probe)
-        schedule, objective = job.config.schedule, job.config.objective
+        objective = job.config.objective
         step = objective.batch_size * (objective.window or 1) / after["targets_per_second"]
-        turn = schedule.steps_per_turn * step + before["seconds"]
-        turns = int(seconds / turn)
-        if turns >= LEAST_TURNS:
-            return {
-                "turns": min(turns, schedule.turns),
-                "steps_per_turn": schedule.steps_per_turn,
-            }
-        steps = int((seconds / LEAST_TURNS - before["seconds"]) / step)
-        return {"turns": LEAST_TURNS, "steps_per_turn": max(1, steps)}
+        return fit_turns(job.config, seconds, step, before["seconds"])
 
     def _evaluate(self, job: Job, split: str, seconds: float, plans: dict[str, Any]) -> None:
         folder = self.path(job)
@@ -224,6 +216,37 @@ def shorten(config: TrainConfig, turns: int, steps_per_turn: int) -> TrainConfig
     else:
         changes |= {"schedule.drop_latest": late, "schedule.drop_patience": max(1, turns // 8)}
     return config.override(changes)
+
+
+def fit_turns(
+    config: TrainConfig, seconds: float, step: float, validation: float
+) -> dict[str, int]:
+    """Turns and steps a turn that fit into some seconds.
+
+    The recipe's turns, as many as fit; where these are too few for a drop of the learning rate,
+    shorter ones, of which validation takes a fifth of the time at most.
+
+    Args:
+        config: The recipe.
+        seconds: For training.
+        step: Seconds of a step.
+        validation: Seconds of a validation.
+
+    Example:
+        >>> from afterdrop import recipes
+        >>> config = recipes.load("mnist-mlp").config  # 60 turns of 391 steps
+        >>> fit_turns(config, 450, 0.1, 4)
+        {'turns': 10, 'steps_per_turn': 391}
+        >>> fit_turns(config, 100, 0.1, 5)
+        {'turns': 4, 'steps_per_turn': 200}
+    """
+    schedule = config.schedule
+    turns = int(seconds / (schedule.steps_per_turn * step + validation))
+    if turns >= LEAST_TURNS:
+        return {"turns": min(turns, schedule.turns), "steps_per_turn": schedule.steps_per_turn}
+    turns = min(max(int(0.2 * seconds / validation), 2), LEAST_TURNS)
+    steps = int((seconds / turns - validation) / step)
+    return {"turns": turns, "steps_per_turn": max(1, steps)}
 
 
 def _listed(values: Mapping[str, Any]) -> str:

@@ -27,6 +27,7 @@ def reproduce(
     minutes: float = 60.0,
     device: str = "cpu",
     num_samples: int | None = None,
+    only: tuple[str, ...] = (),
     quiet: bool = False,
 ) -> None:
     """Turn finished runs into the paper's Tables 1 to 5, beside the published figures.
@@ -49,6 +50,7 @@ def reproduce(
         minutes: With --all: time for all of it, shared between the runs.
         device: With --all: where to train and evaluate.
         num_samples: With --all: mask samples K; 20 on a CPU and 100 elsewhere.
+        only: With --all: just these of its runs, such as mnist ptb masks-shared masks-step.
         quiet: No progress bars, and no tables in the terminal.
     """
     shown = [parse_band(band) for band in bands]
@@ -57,7 +59,7 @@ def reproduce(
         if runs or out is None:
             raise DataError("--all makes its own runs: give --out FOLDER and no run folders")
         samples = num_samples or SAMPLES.get(device, 100)
-        runs, faults = _run_chain(Chain(out, data, minutes, device, samples, not quiet))
+        runs, faults = _run_chain(Chain(out, data, minutes, device, samples, not quiet), only)
     tables = paper_tables(runs, bands=shown, data=data)
     if not quiet:
         for table in tables:
@@ -69,7 +71,7 @@ def reproduce(
         print(f"Failed: {fault}")
 
 
-def _run_chain(chain: Chain) -> tuple[tuple[Path, ...], list[str]]:
+def _run_chain(chain: Chain, only: tuple[str, ...]) -> tuple[tuple[Path, ...], list[str]]:
     """Runs the jobs for the data that are there."""
     if not chain.minutes > 0:
         raise DataError(f"minutes={chain.minutes:g} must be positive")
@@ -80,5 +82,9 @@ def _run_chain(chain: Chain) -> tuple[tuple[Path, ...], list[str]]:
     jobs, absent = plan_jobs(chain.data, small=chain.device == "cpu")
     for name in absent:
         print(f"Absent: {name} (afterdrop data fetch, or put its files into the data folder)")
-    folders, faults = chain.run(jobs)
+    names = [job.name for job in jobs]
+    for name in only:
+        if name not in names:
+            raise DataError(f"--only {name}: the runs for these data are {', '.join(names)}")
+    folders, faults = chain.run([job for job in jobs if not only or job.name in only])
     return tuple(folders), faults
