@@ -79,6 +79,17 @@ class RunSource:
         what = f"{split}, {some}{scores.num_targets:,} targets{samples}"
         return f"{self.name}: {self.data}{size}; {what}"
 
+    def protocol_note(self, split: str) -> str:
+        """How a text was read; empty for other data."""
+        stream = dict(self.scores[split].protocol.stream)
+        if not stream:
+            return ""
+        stripes = "the exact stream" if stream["stripes"] == 1 else f"{stream['stripes']} stripes"
+        return (
+            f"{self.name}, {split}: windows of {stream['time']} tokens, {stripes}, "
+            f"{stream['carry']} carry."
+        )
+
     def command(self, split: str, *, more: str = "") -> str:
         """What makes the Scores of a split."""
         what = f"{self.path}" if self.config else f"MODEL DATA --out {self.path}"

@@ -29,6 +29,7 @@ def family_table(sources: Sequence[RunSource]) -> Table:
         for source in usable:
             table.rows.append(_row(source, columns, table))
             table.note(_best_note(source))
+            table.note(source.protocol_note(SPLIT))
             size_note(source, 2, table)
         limits = {source.scores[SPLIT].protocol.limit for source in usable}
         if len(usable) > 1 and len(limits) == 1:

@@ -31,6 +31,7 @@ def multiplier_table(sources: Sequence[RunSource]) -> Table:
         for alpha in source.scores["train"].protocol.grid.alphas:
             table.rows.append(_row(source, alpha, multipliers, table))
         table.note(_verdict(source))
+        table.note(source.protocol_note("train"))
         size_note(source, 1, table)
     if any(s.scores["train"].protocol.limit is not None for s in usable):
         table.note("Where targets are the first so many, the training set was cut there.")

@@ -33,13 +33,14 @@ def temperature_table(sources: Sequence[RunSource]) -> Table:
         if not source.has("valid", table):
             continue
         tempers = _tempers(source, table)
-        fits = {temper: _fits(source, columns, temper) for temper in tempers}
+        fits = {temper: _fits(source, columns, temper, table) for temper in tempers}
         for split in SPLITS:
             if source.has(split, table):
                 table.rows.append(_row(source, split, columns, None, columns, table))
                 for temper in tempers:
                     table.rows.append(_row(source, split, columns, temper, fits[temper], table))
         table.note(_share_note(source, columns))
+        table.note(source.protocol_note("valid"))
         size_note(source, 4, table)
     if any(source.data in ("ptb", "wikitext-2") for source in sources):
         table.note(published.note(4))
@@ -58,17 +59,23 @@ def _tempers(source: RunSource, table: Table) -> list[Temper]:
     return ["mean"]
 
 
-def _fits(source: RunSource, columns: Sequence[Member], temper: Temper) -> list[Member | None]:
+def _fits(
+    source: RunSource, columns: Sequence[Member], temper: Temper, table: Table
+) -> list[Member | None]:
     """Each member at its temperature on validation data."""
     scores, fits = source.scores["valid"], list[Member | None]()
-    evaluated = set(scores.members) | {DET}
-    grid = scores.protocol.grid.temper
+    evaluated = _plain(scores.members)
     for member in columns:
-        known = dataclasses.replace(member, temper=grid) in evaluated
-        if known and math.isfinite(scores.xe(member).value):
-            fits.append(scores.fit(dataclasses.replace(member, temper=temper)).member)
-        else:
+        if member not in evaluated or not math.isfinite(scores.xe(member).value):
             fits.append(None)
+            continue
+        fit = scores.fit(dataclasses.replace(member, temper=temper))
+        fits.append(fit.member)
+        if fit.at_edge:
+            table.note(
+                f"{source.name}: T = {fit.member.temperature:.3f} of {name_member(member)} lies at "
+                "the edge of its bracket; the optimum is beyond."
+            )
     return fits
 
 
@@ -108,8 +115,8 @@ def _row(
 def _share_note(source: RunSource, columns: Sequence[Member]) -> str:
     """How much of the best gain at T = 1 the deterministic model gets from temperature alone."""
     scores = source.scores["valid"]
-    known = [m for m in columns if m.deterministic or m in _plain(scores.members)]
-    gains = {m: scores.difference(DET, m) for m in known if not m.deterministic}
+    known = [m for m in columns[1:] if m in _plain(scores.members)]
+    gains = {m: scores.difference(DET, m) for m in known}
     gains = {m: g for m, g in gains.items() if math.isfinite(g.value)}
     if not gains:
         return ""
