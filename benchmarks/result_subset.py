@@ -22,9 +22,8 @@ def main() -> None:
     parser.add_argument("runs", type=Path, nargs="+")
     parser.add_argument("--draws", type=int, default=100)
     options = parser.parse_args()
-    print(
-        f"{'run':<18}{'member':<8}{'targets':>8}{'T':>8}{'± draws':>9}{'lost':>10}{'gained by T':>13}"
-    )
+    heads = ("targets", 8), ("T", 8), ("± draws", 9), ("lost", 10), ("gained by T", 13)
+    print(f"{'run':<18}{'member':<8}" + "".join(f"{head:>{width}}" for head, width in heads))
     for run in options.runs:
         scores = ad.Scores.load(run / "scores" / "valid.safetensors")
         groups = int(scores.clusters.max()) + 1

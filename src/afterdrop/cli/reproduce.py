@@ -10,9 +10,9 @@ from afterdrop.cli.chain import Chain
 from afterdrop.cli.jobs import plan_jobs
 from afterdrop.data.source import data_folder
 from afterdrop.errors import DataError, FileError
-from afterdrop.report.bands import parse_band
-from afterdrop.report.tables import paper_tables
-from afterdrop.report.writers import to_text, write_tables
+from afterdrop.report.tables.bands import parse_band
+from afterdrop.report.tables.paper import paper_tables
+from afterdrop.report.tables.writers import to_text, write_tables
 
 SAMPLES = {"cpu": 20}  # K on a device; 100 elsewhere
 

@@ -1,1 +1,1 @@
-"""What runs show: the paper's tables beside the published figures. Reads runs only."""
+"""What runs show: tables, figures, pages. Reads runs only."""

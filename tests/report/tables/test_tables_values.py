@@ -9,14 +9,14 @@ from report_runs import make_source
 from afterdrop.data import load_text
 from afterdrop.errors import DataError, FileError
 from afterdrop.family.member import AMC, DET, Member
-from afterdrop.report import published
-from afterdrop.report.bands import PAPER, parse_band, suitable_bands
-from afterdrop.report.source import RunSource
-from afterdrop.report.table_family import family_table
-from afterdrop.report.table_frequency import frequency_table
-from afterdrop.report.table_multiplier import multiplier_table
-from afterdrop.report.table_sharing import kind_of, sharing_table
-from afterdrop.report.table_temperature import temperature_table
+from afterdrop.report.tables import published
+from afterdrop.report.tables.bands import PAPER, parse_band, suitable_bands
+from afterdrop.report.tables.family import family_table
+from afterdrop.report.tables.frequency import frequency_table
+from afterdrop.report.tables.multiplier import multiplier_table
+from afterdrop.report.tables.sharing import kind_of, sharing_table
+from afterdrop.report.tables.source import RunSource
+from afterdrop.report.tables.temperature import temperature_table
 
 COUNTS = torch.tensor([30_000, 6_000, 600, 600, 400, 90, 90, 10, 10, 0])
 

@@ -8,14 +8,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from afterdrop.files import write_atomic
-from afterdrop.report.table import Line, Table
+from afterdrop.report.tables.table import Line, Table
 
 
 def to_text(table: Table) -> str:
     """A table for the terminal; `*` sets off the lowest number of a line.
 
     Example:
-        >>> from afterdrop.report.table import Row
+        >>> from afterdrop.report.tables.table import Row
         >>> row = Row("one", [Line("ours", [1.5, 1.25], 2, best=True)])
         >>> print(to_text(Table(2, "XE", ["DET", "AMC"], [row])))
         Table 2. XE

@@ -10,10 +10,10 @@ from torch import Tensor
 from afterdrop.errors import AfterdropError
 from afterdrop.family.estimates import Estimate, Values, estimate
 from afterdrop.family.member import DET, Member
-from afterdrop.report import published
-from afterdrop.report.bands import Band, suitable_bands
-from afterdrop.report.source import RunSource
-from afterdrop.report.table import Line, Row, Table, errors_of, values_of
+from afterdrop.report.tables import published
+from afterdrop.report.tables.bands import Band, suitable_bands
+from afterdrop.report.tables.source import RunSource
+from afterdrop.report.tables.table import Line, Row, Table, errors_of, values_of
 
 SPLITS = ("train", "valid")
 

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from afterdrop.errors import FileError
-from afterdrop.report.bands import Band
-from afterdrop.report.source import RunSource, read_source
-from afterdrop.report.table import Table
-from afterdrop.report.table_family import family_table
-from afterdrop.report.table_frequency import frequency_table
-from afterdrop.report.table_multiplier import multiplier_table
-from afterdrop.report.table_sharing import sharing_table
-from afterdrop.report.table_temperature import temperature_table
+from afterdrop.report.tables.bands import Band
+from afterdrop.report.tables.family import family_table
+from afterdrop.report.tables.frequency import frequency_table
+from afterdrop.report.tables.multiplier import multiplier_table
+from afterdrop.report.tables.sharing import sharing_table
+from afterdrop.report.tables.source import RunSource, read_source
+from afterdrop.report.tables.table import Table
+from afterdrop.report.tables.temperature import temperature_table
 
 
 def paper_tables(

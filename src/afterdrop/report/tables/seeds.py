@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from afterdrop.report.source import RunSource
+from afterdrop.report.tables.source import RunSource
 
 
 def by_seed(

@@ -17,7 +17,7 @@ from afterdrop.evaluate.protocol import fingerprint
 from afterdrop.evaluate.scores import Scores
 from afterdrop.family.estimates import Estimate
 from afterdrop.family.member import Member
-from afterdrop.report.table import Table
+from afterdrop.report.tables.table import Table
 from afterdrop.train import LoadedRun, TrainConfig, load_model
 from afterdrop.train.folder import RunFolder
 

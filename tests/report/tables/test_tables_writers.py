@@ -7,8 +7,8 @@ import math
 import pytest
 
 from afterdrop.errors import FileError
-from afterdrop.report.table import Line, Row, Table
-from afterdrop.report.writers import to_csv, to_latex, to_markdown, to_text, write_tables
+from afterdrop.report.tables.table import Line, Row, Table
+from afterdrop.report.tables.writers import to_csv, to_latex, to_markdown, to_text, write_tables
 
 TABLE = Table(
     2,

@@ -12,12 +12,12 @@ import torch
 from afterdrop.family.estimates import Estimate, Values, estimate
 from afterdrop.family.member import DET
 from afterdrop.models import LanguageModelConfig
-from afterdrop.report import published
-from afterdrop.report.compare import paper_lines
-from afterdrop.report.presentation import presentation
-from afterdrop.report.seeds import by_seed, error_over, mean_over
-from afterdrop.report.source import RunSource
-from afterdrop.report.table import Line, Row, Table, errors_of, values_of
+from afterdrop.report.tables import published
+from afterdrop.report.tables.beside import paper_lines
+from afterdrop.report.tables.presentation import presentation
+from afterdrop.report.tables.seeds import by_seed, error_over, mean_over
+from afterdrop.report.tables.source import RunSource
+from afterdrop.report.tables.table import Line, Row, Table, errors_of, values_of
 
 SPLITS = ("valid", "test")
 SITES = ("input", "inter_layer", "state", "update", "output", "projection")

@@ -7,7 +7,7 @@ from torch import nn
 
 import afterdrop as ad
 from afterdrop import recipes
-from afterdrop.report.source import RunSource
+from afterdrop.report.tables.source import RunSource
 
 CLASSES = 10
 SPLITS = ("train", "valid", "test")

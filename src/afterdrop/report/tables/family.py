@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from afterdrop.errors import ScoresError
 from afterdrop.evaluate.scores import Scores
 from afterdrop.family.member import DET, Member
-from afterdrop.report import published
-from afterdrop.report.compare import paper_lines, size_note
-from afterdrop.report.seeds import by_seed, error_over, mean_over
-from afterdrop.report.source import RunSource
-from afterdrop.report.table import Line, Row, Table, errors_of, name_member, values_of
+from afterdrop.report.tables import published
+from afterdrop.report.tables.beside import paper_lines, size_note
+from afterdrop.report.tables.seeds import by_seed, error_over, mean_over
+from afterdrop.report.tables.source import RunSource
+from afterdrop.report.tables.table import Line, Row, Table, errors_of, name_member, values_of
 
 SPLIT = "valid"
 

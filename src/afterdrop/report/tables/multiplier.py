@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from afterdrop.evaluate.scores import Scores
 from afterdrop.family.estimates import Estimate
 from afterdrop.family.member import Member
-from afterdrop.report import published
-from afterdrop.report.compare import paper_lines, size_note
-from afterdrop.report.source import RunSource
-from afterdrop.report.table import Line, Row, Table, errors_of, values_of
+from afterdrop.report.tables import published
+from afterdrop.report.tables.beside import paper_lines, size_note
+from afterdrop.report.tables.source import RunSource
+from afterdrop.report.tables.table import Line, Row, Table, errors_of, values_of
 
 CLEAR = 2.0  # standard errors from which a difference counts
 

@@ -7,10 +7,10 @@ from importlib import resources
 import pytest
 
 from afterdrop.family.member import AMC, DET, GMC, Member
-from afterdrop.report import published
+from afterdrop.report.tables import published
 
 CONTENT = tomllib.loads(
-    resources.files("afterdrop.report").joinpath("published.toml").read_text("utf-8")
+    resources.files("afterdrop.report.tables").joinpath("published.toml").read_text("utf-8")
 )
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from afterdrop.report import published
-from afterdrop.report.published import Figure
-from afterdrop.report.source import RunSource
-from afterdrop.report.table import Line, Table
+from afterdrop.report.tables import published
+from afterdrop.report.tables.published import Figure
+from afterdrop.report.tables.source import RunSource
+from afterdrop.report.tables.table import Line, Table
 
 MISPRINT = "†"
 
