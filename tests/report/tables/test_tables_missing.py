@@ -101,13 +101,23 @@ def test_members_that_were_not_evaluated_leave_gaps(runs):
     assert "multipliers 0, 0.8, 1 only" in text and "–" in text
 
 
-def test_nan_is_shown_and_explained(runs):
-    path = runs / "one" / "scores" / "valid.safetensors"
+def spoil(run, prefix):
+    path = run / "scores" / "valid.safetensors"
     scores = Scores.load(path)
     for name, tensor in scores.tensors.items():
-        if name.startswith("mc_") and tensor.is_floating_point():
+        if name.startswith(prefix) and tensor.is_floating_point():
             scores.tensors[name] = torch.full_like(tensor, torch.nan)
     scores.save(path)
+
+
+def test_a_model_that_is_nan_throughout_breaks_no_table(runs):
+    spoil(runs / "one", ("det_", "mc_"))
+    for table in paper_tables([runs / "one"])[1:4]:
+        assert "not finite" in to_text(table)
+
+
+def test_nan_is_shown_and_explained(runs):
+    spoil(runs / "one", "mc_")
     tables = paper_tables([runs / "one"])
     for number in (2, 3, 4):
         text = words(tables, number)

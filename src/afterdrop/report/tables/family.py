@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
-from afterdrop.errors import ScoresError
 from afterdrop.evaluate.scores import Scores
 from afterdrop.family.member import DET, Member
 from afterdrop.report.tables import published
@@ -41,7 +41,9 @@ def family_table(sources: Sequence[RunSource]) -> Table:
 
 def best_of_grid(scores: Scores) -> Member:
     """The member of the lowest XE at T = 1 among all that were evaluated."""
-    return min(scores.members, key=lambda member: scores.xe(member).value)
+    values = {member: scores.xe(member).value for member in scores.members}
+    finite = {member: value for member, value in values.items() if math.isfinite(value)}
+    return min(finite, key=finite.__getitem__, default=DET)
 
 
 def _row(source: RunSource, columns: tuple[Member, ...], table: Table) -> Row:
@@ -92,10 +94,7 @@ def _best_note(source: RunSource) -> str:
     best = best_of_grid(scores)
     if best.deterministic:
         return f"{source.name}: DET is the best of all {len(scores.members)} members of the grid."
-    try:
-        gap = scores.difference(best, DET)
-    except ScoresError:
-        return ""
+    gap = scores.difference(best, DET)
     return (
         f"{source.name}: the best of all {len(scores.members)} members of the grid is "
         f"{name_member(best)}, {gap.value:+.4f} ± {gap.error:.4f} nats to DET (it was chosen on "

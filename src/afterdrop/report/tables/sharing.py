@@ -5,12 +5,13 @@ DET at the temperature that is optimal on validation data, for runs that differ 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import torch
 
 from afterdrop.family.estimates import Estimate, Values, estimate
-from afterdrop.family.member import DET
+from afterdrop.family.member import DET, Member
 from afterdrop.models import LanguageModelConfig
 from afterdrop.report.tables import published
 from afterdrop.report.tables.beside import paper_lines
@@ -51,7 +52,8 @@ def sharing_table(sources: Sequence[RunSource]) -> Table:
         comparable = published.parameters(5, group[0].data)
         if len(kinds) > 1 or comparable:
             base = {s.but(*VARIED): s for s in kinds.get(SHARED, [])}
-            table.rows += [_row(kind, runs, base, table) for kind, runs in sorted(kinds.items())]
+            order = sorted(kinds, key=[*WORDS, *kinds].index)  # the paper's kinds first
+            table.rows += [_row(kind, kinds[kind], base, table) for kind in order]
     if not table.rows:
         table.miss(
             "no two runs differ in their masks only; train one more, as in: afterdrop train RECIPE "
@@ -112,7 +114,8 @@ def _row(kind: str, runs: list[RunSource], base: Mapping[str, RunSource], table:
     ]
     lines += paper_lines([*figures, None, None], [*means, None, None], table)
     names = ", ".join(run.name for run in runs)
-    words = WORDS.get(kind.split(" + ")[0], kind) + kind[len(kind.split(" + ")[0]) :]
+    masks, plus, more = kind.partition(" + ")
+    words = WORDS.get(masks, masks) + plus + more
     return Row(f"{words}: {runs[0].data}, {size / 1e6:.1f}M weights ({names}); {unit.name}", lines)
 
 
@@ -120,7 +123,14 @@ def _tuned(run: RunSource, split: str, table: Table) -> Estimate | None:
     """DET at its temperature on validation data."""
     if not run.has(split, table):
         return None
-    return run.xe(split, run.scores["valid"].fit(DET).member, table)
+    plain = run.xe(split, DET, table)
+    return plain if (fitted := _fitted(run)) is None else run.xe(split, fitted, table)
+
+
+def _fitted(run: RunSource) -> Member | None:
+    """DET at its temperature on validation data; None where its cross entropy is not finite."""
+    scores = run.scores["valid"]
+    return scores.fit(DET).member if math.isfinite(scores.xe(DET).value) else None
 
 
 def _gap(run: RunSource, other: RunSource, split: str) -> Estimate | None:
@@ -130,8 +140,8 @@ def _gap(run: RunSource, other: RunSource, split: str) -> Estimate | None:
     mine, theirs = run.scores[split], other.scores[split]
     if not torch.equal(mine.tensors["targets"], theirs.tensors["targets"]):
         return None
-    one, two = (
-        source.scores[split].values(source.scores["valid"].fit(DET).member)
-        for source in (run, other)
-    )
-    return estimate(Values(one.whole - two.whole, None, 0), mine.clusters, shared=False)
+    one, two = _fitted(run), _fitted(other)
+    if one is None or two is None:
+        return None
+    difference = mine.values(one).whole - theirs.values(two).whole
+    return estimate(Values(difference, None, 0), mine.clusters, shared=False)
