@@ -28,7 +28,7 @@ from afterdrop.train import run as train_run
 from afterdrop.train.folder import RunFolder
 
 TRAINING = 0.65  # share of a job's time
-PROBE_STEPS = 20
+PROBE_STEPS = 10
 LEAST_TURNS = 8  # for a drop of the learning rate to be worth its name
 SPLITS = {"valid": 0.45, "train": 0.3, "test": 0.25}  # shares of the time for evaluation
 NINE = (0.0, 0.8, 0.9, 1.0)
@@ -110,13 +110,16 @@ class Chain:
         """As many turns as fit, from the speed of a few steps and of a validation."""
         probe = self.out / "probe"
         shutil.rmtree(probe, ignore_errors=True)
-        config = shorten(job.config, 1, PROBE_STEPS)
-        train_run(config, probe, data=self.data, device=self.device, progress=False)
-        before, after = RunFolder(probe).read_metrics()
+        config = shorten(job.config, 2, PROBE_STEPS)
+        result = train_run(config, probe, data=self.data, device=self.device, progress=False)
+        if not result.finished:
+            raise KeyboardInterrupt
+        _, first, second = RunFolder(probe).read_metrics()  # the first turn is the warm-up
         shutil.rmtree(probe)
         objective = job.config.objective
-        step = objective.batch_size * (objective.window or 1) / after["targets_per_second"]
-        return fit_turns(job.config, seconds, step, before["seconds"])
+        step = objective.batch_size * (objective.window or 1) / second["targets_per_second"]
+        validation = second["seconds"] - first["seconds"] - PROBE_STEPS * step
+        return fit_turns(job.config, seconds, step, max(validation, step))
 
     def _evaluate(self, job: Job, split: str, seconds: float, plans: dict[str, Any]) -> None:
         folder = self.path(job)
