@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -9,7 +10,11 @@ import time
 
 import pytest
 
+import afterdrop as ad
 from afterdrop.cli import main
+from afterdrop.cli.chain import Chain
+from afterdrop.cli.jobs import Job
+from afterdrop.report.tables.paper import paper_tables
 
 BOTH = ["--only", "masks-shared", "masks-step"]
 ARGUMENTS = ["reproduce", "--all", "--minutes", "0.1", "--quiet", *BOTH, "--out"]
@@ -72,3 +77,28 @@ def test_a_broken_data_set_does_not_stop_the_others(tmp_path, capsys):
     assert (out / "tables" / "table5.csv").exists()
     assert main([*arguments, "--out", str(out), "--only", "mnist"]) == 2
     assert "ptb, masks-shared" in capsys.readouterr().err
+
+
+def test_a_job_trains_evaluates_all_splits_and_selects(tmp_path):
+    text, words = tmp_path / "text", random.Random(0)
+    text.mkdir()
+    for split, lines in (("train", 300), ("valid", 40), ("test", 40)):
+        rows = [" ".join(words.choices("abcdefgh", k=6)) for _ in range(lines)]
+        (text / f"{split}.txt").write_text("\n".join(rows) + "\n")
+    small = {"model.hidden_sizes": [8], "objective.batch_size": 4, "objective.window": 10}
+    job = Job("words", "pydoc-small", {"data.name": str(text), **small})
+    said = []
+    chain = Chain(tmp_path / "out", None, 0.1, "cpu", 4, False, said.append)
+    folders, faults = chain.run([job])
+    assert not faults and folders == [tmp_path / "out" / "runs" / "words"]
+    plan = json.loads((tmp_path / "out" / "plan.json").read_text())["jobs"]["words"]
+    assert plan["trained"] and set(plan["limits"]) == {"train", "valid", "test"}
+    for split, limit in plan["limits"].items():
+        scores = ad.Scores.load(folders[0] / "scores" / f"{split}.safetensors")
+        assert scores.protocol.limit == limit
+        assert scores.num_targets == limit or limit is None
+        assert scores.protocol.grid.temper == ("mean" if split == "train" else "sample")
+    assert ad.Member.load(folders[0] / "member.json")
+    tables = paper_tables(folders)
+    assert all(table.rows for table in tables[:4])
+    assert not any(table.missing for table in tables[:2])
