@@ -41,7 +41,7 @@ def sharing_table(sources: Sequence[RunSource]) -> Table:
         5,
         "Shared against non-shared masks and embedding dropout, DET at the optimal T of validation "
         "data",
-        ["valid XE", "test XE", "valid", "test"],
+        ["valid XE", "test XE", "valid (unit)", "test (unit)"],
     )
     texts = [s for s in sources if s.config and s.config.model.kind == "language_model"]
     for group in by_seed(texts, without=VARIED):
@@ -116,6 +116,7 @@ def _row(kind: str, runs: list[RunSource], base: Mapping[str, RunSource], table:
     names = ", ".join(run.name for run in runs)
     masks, plus, more = kind.partition(" + ")
     words = WORDS.get(masks, masks) + plus + more
+    lines = [line for line in lines if any(value is not None for value in line.values)]
     return Row(f"{words}: {runs[0].data}, {size / 1e6:.1f}M weights ({names}); {unit.name}", lines)
 
 
