@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from afterdrop.cli.jobs import Job
+from afterdrop.cli.jobs import MASKS, Job
 from afterdrop.cli.run import evaluate_run, member_path, parts_path, scores_path
 from afterdrop.cli.select import select
 from afterdrop.errors import AfterdropError, FileError
@@ -82,7 +82,10 @@ class Chain:
         folder = self.path(job)
         plan = plans.setdefault(job.name, {})
         if "turns" not in plan:
-            plan.update(self._fit_turns(job, TRAINING * seconds))
+            twins = [plans[name] for name in MASKS if job.masks and "turns" in plans.get(name, {})]
+            # Runs of Table 5 may differ in their masks only, so the first decides for all.
+            fitted = twins[0] if twins else self._fit_turns(job, TRAINING * seconds)
+            plan.update({name: fitted[name] for name in ("turns", "steps_per_turn")})
             self._write_plan(plans)
         if not plan.get("trained"):
             config = shorten(job.config, plan["turns"], plan["steps_per_turn"])
