@@ -22,19 +22,18 @@ def evaluate_run(
     Args:
         loaded: The run.
         split: Which data.
-        settings: Members, samples and the like.
+        settings: Members, samples and the like; its limit cuts the split short.
         stream: Settings of `StreamSettings` for texts; the window is that of training by default.
         data: The folder of the named sets, if not the one of training.
     """
     found = loaded.load_data(data)
     if isinstance(found, TextSet) and isinstance(loaded.model, LanguageModel):
         how = StreamSettings(**{"time": loaded.config.objective.window, **stream})
-        tokens, eos = found.split(split), found.vocabulary.eos_id
+        tokens, eos = found.split(split)[: settings.limit], found.vocabulary.eos_id
         return evaluate_text(loaded.model, tokens, eos, settings, how, lines=found.has_lines)
     assert isinstance(found, ImageSet)
     chosen = getattr(found, split, None)
     if chosen is None:
         raise DataError(f"{found.name} has the splits train, valid and test, not {split!r}")
-    return run_evaluation(
-        loaded.model, batches(chosen.images, chosen.labels, IMAGES_AT_ONCE), settings
-    )
+    images, labels = chosen.images[: settings.limit], chosen.labels[: settings.limit]
+    return run_evaluation(loaded.model, batches(images, labels, IMAGES_AT_ONCE), settings)

@@ -10,6 +10,7 @@ from afterdrop.cli.compare import compare
 from afterdrop.cli.data import data
 from afterdrop.cli.evaluate import evaluate
 from afterdrop.cli.report import report
+from afterdrop.cli.reproduce import reproduce
 from afterdrop.cli.sample import sample
 from afterdrop.cli.score import score
 from afterdrop.cli.select import select
@@ -30,6 +31,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "compare": compare,
     "score": score,
     "sample": sample,
+    "reproduce": reproduce,
     "sites": sites,
     "data": data,
 }
@@ -48,6 +50,7 @@ _ABOUT = """Train once with dropout, choose the model afterwards.
   afterdrop test     RUN                   the chosen member on test data
   afterdrop score    RUN FILE              log-probability of a text
   afterdrop sample   RUN                   text drawn from the chosen member
+  afterdrop reproduce RUN ...              the paper's tables, beside the published figures
   afterdrop data     list|fetch NAME       data sets by name
 """
 

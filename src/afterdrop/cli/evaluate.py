@@ -27,6 +27,7 @@ def evaluate(
     /,
     out: Path | None = None,
     split: str = "valid",
+    limit: int | None = None,
     num_samples: int = 100,
     alphas: tuple[float, ...] = Grid().alphas,
     multipliers: tuple[float, ...] = Grid().multipliers,
@@ -67,6 +68,7 @@ def evaluate(
             builtin:digits. Not with a run folder, which knows its data.
         out: The run folder that gets the scores; needed with an import path.
         split: Name of the data. Scores of "test" cannot be used to select.
+        limit: Of a run's data: the first so many tokens or images only.
         num_samples: Mask samples K, even.
         alphas: Powers of the mean, 0 (geometric) to 1 (arithmetic).
         multipliers: Factors on every dropout rate, 0 (deterministic) to 1.
@@ -95,6 +97,8 @@ def evaluate(
         raise DataError(
             f"{model!r} is no run folder; give one, or MODEL DATA --out RUN with import paths"
         )
+    if limit is not None and not trained:
+        raise DataError(f"limit={limit} cuts the data of a run folder; give fewer batches instead")
     run = Path(model) if out is None else out
     path = scores_path(run, split)
     if path.exists() and not overwrite:
@@ -113,6 +117,7 @@ def evaluate(
         memory=None if memory_mib is None else memory_mib * 2**20,
         resume=parts_path(run, split),
         progress=not quiet,
+        limit=limit,
     )
     stream = {"stripes": stripes, "carry": carry, "lifetime": lifetime}
     if window is not None:

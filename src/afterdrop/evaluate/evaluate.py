@@ -116,7 +116,10 @@ def evaluate(
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What an evaluation was asked for; see `evaluate` for the meaning of each."""
+    """What an evaluation was asked for; see `evaluate` for the meaning of each.
+
+    `stream` and `limit` are noted in the protocol: whoever makes the batches heeds them.
+    """
 
     grid: Grid
     plan: Plan
@@ -131,10 +134,13 @@ class Settings:
     progress: bool = False
     stream: tuple[tuple[str, Any], ...] = ()
     ranks: Ranks = ALONE
+    limit: int | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.grid, Grid):
             raise MemberError(f"grid={self.grid!r} must be a Grid, as in Grid(alphas=(0, 1))")
+        if self.limit is not None and self.limit < 1:
+            raise DataError(f"limit={self.limit} must be at least 1 target, or None for all")
         if self.plan.num_samples == 1 and len(self.grid.alphas) > 1 and self.grid.stochastic:
             raise DataError(
                 f"num_samples=1 with alphas {self.grid.alphas}: one sample has one mean, so all "
@@ -236,4 +242,5 @@ def _protocol(model: nn.Module, first: Batch, settings: Settings, sites: Sites |
         rates=settings.rates,
         ignore_index=reader.ignore_index,
         stream=settings.stream,
+        limit=settings.limit,
     )

@@ -36,6 +36,7 @@ class Protocol:
         rates: Declared attributes that hold rates.
         ignore_index: Targets that do not count.
         stream: For a text: window, stripes, carried state and the like, by name.
+        limit: The first so many tokens or images of the split only; None for all.
     """
 
     split: str
@@ -52,6 +53,7 @@ class Protocol:
     rates: tuple[str, ...] = ()
     ignore_index: int = -100
     stream: tuple[tuple[str, Any], ...] = ()
+    limit: int | None = None
 
     @property
     def nodes(self) -> Nodes:

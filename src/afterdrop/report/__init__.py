@@ -1,1 +1,1 @@
-"""Figures and the HTML page of runs: pure functions of Scores and of a run's folder."""
+"""What runs show: tables, figures, the HTML page. Reads runs only."""

@@ -1,0 +1,110 @@
+"""What `afterdrop reproduce --all` trains: the paper's models, or small ones on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from afterdrop import recipes
+from afterdrop.data.images import MNIST_FILES
+from afterdrop.data.named import NAMED_TEXTS
+from afterdrop.data.source import require_file
+from afterdrop.errors import FileError
+from afterdrop.train import TrainConfig
+
+MASKS: Mapping[str, dict[str, Any]] = {
+    "masks-shared": {},
+    "masks-step": {"model.state_sharing": "step"},
+    "masks-all": {"model.input_sharing": "sequence", "model.output_sharing": "sequence"},
+    "masks-embedding": {"model.embedding_dropout": 0.1},
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of the chain.
+
+    Attributes:
+        name: Its folder.
+        recipe: What it starts from.
+        changes: Settings to change.
+        share: Its weight when the time is shared out.
+        masks: Whether it is for Table 5 only, which needs no samples.
+    """
+
+    name: str
+    recipe: str
+    changes: Mapping[str, Any] = field(default_factory=dict)
+    share: float = 1.0
+    masks: bool = False
+
+    @property
+    def config(self) -> TrainConfig:
+        """The recipe, changed."""
+        return recipes.load(self.recipe).config.override(self.changes)
+
+
+def plan_jobs(data: Path | None, *, small: bool) -> tuple[list[Job], list[str]]:
+    """The runs for the data that are there, and what is absent.
+
+    Args:
+        data: The folder of the named sets.
+        small: Small models, for a CPU; otherwise those of the recipes.
+
+    Example:
+        >>> jobs, absent = plan_jobs(None, small=True)
+        >>> [job.name for job in jobs]
+        ['masks-shared', 'masks-step', 'masks-all', 'masks-embedding']
+        >>> absent
+        ['mnist', 'ptb', 'wikitext-2', 'enwik8', 'ptb-char']
+    """
+    wanted = _small_jobs() if small else _full_jobs()
+    jobs = [job for job in wanted if is_there(job.config.data.name, data)]
+    absent = [job.config.data.name for job in wanted if job not in jobs]
+    if any(job.name == "enwik8" for job in jobs):  # PTB's characters only stand in for it
+        jobs = [job for job in jobs if job.name != "ptb-char"]
+    base = "pydoc-small" if small or "ptb" in absent else "ptb-10m-retuned"
+    jobs += [Job(name, base, changes, 0.5, masks=True) for name, changes in MASKS.items()]
+    return jobs, absent
+
+
+def is_there(name: str, data: Path | None) -> bool:
+    """Whether the files of a named set are in a folder; their content is checked on loading."""
+    if data is None:
+        return False
+    if name in NAMED_TEXTS:
+        text = NAMED_TEXTS[name]
+        files, places = [file for file, _ in text.files], text.places(data)
+    else:
+        files, places = list(MNIST_FILES), [data / "mnist", data / "MNIST" / "raw", data]
+    try:
+        return all(require_file(file, places, "") for file in files)
+    except FileError:
+        return False
+
+
+def _small_jobs() -> list[Job]:
+    """Models that learn something within minutes on a CPU."""
+    few = {"validation.max_targets": 5_000}  # a validation must not take longer than a turn
+    words = {"data.level": None, "objective.batch_size": 20, **few}
+    characters = {"data.level": None, **few}
+    return [
+        Job("mnist", "mnist-mlp", {"model.hidden_sizes": [256, 256]}),
+        Job("ptb", "pydoc-small", {"data.name": "ptb", **words}, 2.0),
+        Job("wikitext-2", "pydoc-small", {"data.name": "wikitext-2", **words}, 2.0),
+        Job("enwik8", "pydoc-char-small", {"data.name": "enwik8", **characters}),
+        Job("ptb-char", "pydoc-char-small", {"data.name": "ptb-char", **characters}),
+    ]
+
+
+def _full_jobs() -> list[Job]:
+    """The published models."""
+    return [
+        Job("mnist", "mnist-mlp", share=0.5),
+        Job("ptb", "ptb-24m-retuned", share=3.0),
+        Job("wikitext-2", "wikitext2-24m", share=3.0),
+        Job("enwik8", "enwik8-46m", share=2.0),
+        Job("ptb-char", "ptb-char", share=2.0),
+    ]

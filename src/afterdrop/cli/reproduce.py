@@ -1,0 +1,90 @@
+"""afterdrop reproduce: the paper's tables from runs, beside the published figures."""
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+from tyro.conf import Positional
+
+from afterdrop.cli.chain import Chain
+from afterdrop.cli.jobs import plan_jobs
+from afterdrop.data.source import data_folder
+from afterdrop.errors import DataError, FileError
+from afterdrop.report.tables.bands import parse_band
+from afterdrop.report.tables.paper import paper_tables
+from afterdrop.report.tables.writers import to_text, write_tables
+
+SAMPLES = {"cpu": 20}  # K on a device; 100 elsewhere
+
+
+def reproduce(
+    runs: Annotated[Positional[tuple[Path, ...]], tyro.conf.arg(metavar="[RUN ...]")] = (),
+    /,
+    out: Path | None = None,
+    bands: tuple[str, ...] = (),
+    data: Path | None = None,
+    every: Annotated[bool, tyro.conf.arg(name="all"), tyro.conf.FlagCreatePairsOff] = False,
+    minutes: float = 60.0,
+    device: str = "cpu",
+    num_samples: int | None = None,
+    only: tuple[str, ...] = (),
+    quiet: bool = False,
+) -> None:
+    """Turn finished runs into the paper's Tables 1 to 5, beside the published figures.
+
+    Which run serves which table follows from its configuration and its Scores. What is missing is
+    said, with the command that makes it. With --all the whole chain runs first, on the data that
+    are there: training, evaluation, selection, within --minutes; small models on a CPU, those of
+    the paper with --device cuda. Interrupted or killed, the same command goes on.
+
+    Examples:
+      afterdrop reproduce runs/mnist runs/ptb --out tables
+      afterdrop reproduce --all --data DIR --minutes 60 --out reproduction
+
+    Args:
+        runs: Run folders of afterdrop train or afterdrop evaluate.
+        out: Writes each table there as .txt, .md, .csv and .tex; needed with --all.
+        bands: Bands of Table 3, such as "> 500" "< 500" "5-9"; the paper's by default.
+        data: The folder of the named data sets, if not the one of training.
+        every: Run the whole chain first, in --out.
+        minutes: With --all: time for all of it, shared between the runs.
+        device: With --all: where to train and evaluate.
+        num_samples: With --all: mask samples K; 20 on a CPU and 100 elsewhere.
+        only: With --all: just these of its runs, such as mnist ptb masks-shared masks-step.
+        quiet: No progress bars, and no tables in the terminal.
+    """
+    shown = [parse_band(band) for band in bands]
+    faults: list[str] = []
+    if every:
+        if runs or out is None:
+            raise DataError("--all makes its own runs: give --out FOLDER and no run folders")
+        samples = num_samples or SAMPLES.get(device, 100)
+        runs, faults = _run_chain(Chain(out, data, minutes, device, samples, not quiet), only)
+    tables = paper_tables(runs, bands=shown, data=data)
+    if not quiet:
+        for table in tables:
+            print(to_text(table), end="\n\n")
+    if out is not None:
+        write_tables(tables, out / "tables" if every else out)
+        print(f"Wrote {out / 'tables' if every else out}: tables.md, table1.txt to table5.tex")
+    for fault in faults:
+        print(f"Failed: {fault}")
+
+
+def _run_chain(chain: Chain, only: tuple[str, ...]) -> tuple[tuple[Path, ...], list[str]]:
+    """Runs the jobs for the data that are there."""
+    if not chain.minutes > 0:
+        raise DataError(f"minutes={chain.minutes:g} must be positive")
+    try:
+        chain.data = data_folder(chain.data)
+    except FileError:
+        chain.data = None  # the built-in text serves Table 5 without a folder
+    jobs, absent = plan_jobs(chain.data, small=chain.device == "cpu")
+    for name in absent:
+        print(f"Absent: {name} (afterdrop data fetch, or put its files into the data folder)")
+    names = [job.name for job in jobs]
+    for name in only:
+        if name not in names:
+            raise DataError(f"--only {name}: the runs for these data are {', '.join(names)}")
+    folders, faults = chain.run([job for job in jobs if not only or job.name in only])
+    return tuple(folders), faults

@@ -1,0 +1,57 @@
+"""Cross entropies as people read them: perplexity of words, bits of characters, else nats."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from afterdrop.family.estimates import Estimate
+
+
+@dataclass(frozen=True)
+class Presentation:
+    """How to show a cross entropy.
+
+    Attributes:
+        name: The unit.
+        show: From nats.
+        slope: Its derivative at a cross entropy, for errors.
+        digits: Decimals.
+    """
+
+    name: str
+    show: Callable[[float], float]
+    slope: Callable[[float], float]
+    digits: int
+
+    def value(self, found: Estimate | None) -> float | None:
+        """An estimate in this unit."""
+        return None if found is None else self.show(found.value)
+
+    def error(self, found: Estimate | None) -> float | None:
+        """Its error in this unit, to first order."""
+        return None if found is None else found.error * self.slope(found.value)
+
+
+def presentation(unit: str) -> Presentation:
+    """How targets of a kind are shown.
+
+    Example:
+        >>> words = presentation("word")
+        >>> words.name, round(words.show(4.051), 1)
+        ('perplexity', 57.5)
+        >>> round(presentation("char").show(0.886), 3)
+        1.278
+    """
+    if unit == "word":
+        return Presentation("perplexity", _exp, _exp, 2)
+    if unit in ("char", "byte"):
+        return Presentation(
+            f"bits per {unit}", lambda xe: xe / math.log(2), lambda _: 1 / math.log(2), 4
+        )
+    return Presentation("XE", lambda xe: xe, lambda _: 1.0, 4)
+
+
+def _exp(xe: float) -> float:
+    return math.exp(xe) if xe < 700 else math.inf
