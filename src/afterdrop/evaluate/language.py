@@ -35,7 +35,7 @@ from afterdrop.evaluate.accumulate import (
     distribution,
 )
 from afterdrop.evaluate.evaluate import Settings, run_evaluation
-from afterdrop.evaluate.passes import Batch, Reader
+from afterdrop.evaluate.passes import Batch, Reader, memory_budget
 from afterdrop.evaluate.protocol import Protocol, fingerprint
 from afterdrop.evaluate.ranks import split_multipliers
 from afterdrop.evaluate.scores import Scores
@@ -123,7 +123,7 @@ def evaluate_text(
     """
     stream = stream or StreamSettings()
     stripes = EvalStripes(tokens, eos, stream.stripes, stream.time, lines=lines)
-    together = stream.windows if stream.carry == "deterministic" else 1
+    together = _windows_at_once(model, stream, settings) if stream.carry == "deterministic" else 1
     settings = dataclasses.replace(settings, stream=stream.named(), reader=Reader(0, -100))
     kind, passes = _fused(model, settings, stream)
     windows = Windows(model, stripes, together, passes)
@@ -144,6 +144,13 @@ def evaluate_text(
         return run_evaluation(model, windows, own, worker)
 
     return split_multipliers(settings.grid, settings.ranks, settings.resume, fits, some)
+
+
+def _windows_at_once(model: LanguageModel, stream: StreamSettings, settings: Settings) -> int:
+    """Windows whose deterministic logits, with the copies made of them, fit the memory."""
+    budget, _ = memory_budget(settings.memory, model.softmax_bias.device)
+    logits = 4 * stream.stripes * stream.time * model.config.vocabulary
+    return max(1, min(stream.windows, budget // (4 * logits)))
 
 
 def _fused(
