@@ -261,8 +261,8 @@ def test_the_command_that_repeats_training_gives_the_same_configuration(trained)
     changes = {name: json.loads(value) for name, _, value in (s.partition("=") for s in sets)}
     config, _ = RunFolder(trained).read_config()
     own = {"data.name": words[words.index("--data") + 1], "data.level": "word"}
-    own["data.min_count"] = None
-    assert recipes.load("pydoc-small").config.override(own).override(changes) == config
+    own["data.min_count"] = int(words[words.index("--min-count") + 1])
+    assert recipes.load("lm").config.override(own).override(changes) == config
 
 
 def test_the_command_that_repeats_a_recipe_is_its_name(tmp_path):

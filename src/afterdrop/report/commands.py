@@ -11,8 +11,6 @@ from afterdrop.family.member import Grid
 from afterdrop.report.run import Run
 from afterdrop.train.config import TrainConfig
 
-_OWN_TEXT = "pydoc-small"  # what `afterdrop train lm` starts from
-
 
 def repeat_commands(run: Run) -> list[str]:
     """What to type to make this run, and this report, again."""
@@ -34,7 +32,8 @@ def _train(config: TrainConfig, path: str) -> str:
     own = config.data.name not in data_names()
     content = _flat(config)
     if own:  # a folder of the user's
-        name, base = "lm", _flat(recipes.load(_OWN_TEXT).config)
+        name = "lm-char" if config.data.level in ("char", "byte") else "lm"
+        base = _flat(recipes.load(name).config)
         content = {k: v for k, v in content.items() if not k.startswith("data.")}
         options = [f"--data {shlex.quote(config.data.name)}"]
         options += [f"--level {config.data.level}"] if config.data.level else []
