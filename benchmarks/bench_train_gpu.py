@@ -184,6 +184,9 @@ def main() -> None:
     parser.add_argument("--compile", action="store_true")
     parser.add_argument("--repeats", type=int, default=30)
     options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("needs a CUDA device: left out")
+        return
     torch.set_float32_matmul_precision("high")
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}")
     for name in options.recipes:

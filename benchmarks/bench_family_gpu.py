@@ -1,0 +1,199 @@
+"""Family evaluation on a GPU: a language model with the kernels, and any other model.
+
+    python benchmarks/bench_family_gpu.py text [--recipe ptb-24m-retuned] [--tokens 73760]
+    python benchmarks/bench_family_gpu.py image
+    python benchmarks/bench_family_gpu.py words
+
+`text` evaluates a recipe's model with fresh weights (time does not depend on them) on random
+tokens: 5 alphas x 11 multipliers x all temperatures, deterministic carry, one stripe. It is
+compared with the eager loop that runs the model once for each alpha, multiplier and sample over 64
+stripes, timed on one pass over a slice and multiplied. `image` is a ViT-B/16 on 64 images, `words`
+a GPT-2-sized model on 4 x 256 tokens, with fresh weights, 3 alphas at K = 50, against the plain
+loop that keeps the mean of probabilities and against torch-uncertainty (one mean) where it is
+installed.
+"""
+
+import argparse
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+import afterdrop as ad
+from afterdrop import recipes
+from afterdrop.evaluate.evaluate import Settings
+from afterdrop.evaluate.language import StreamSettings, evaluate_text
+from afterdrop.masks.uniforms import Plan
+from afterdrop.models import LanguageModel
+
+DEVICE = torch.device("cuda")
+STRIPES = 64  # of the eager loop
+SAMPLES = 50
+
+
+def timed(run: Callable[[], object]) -> tuple[float, float]:
+    """Seconds, and GiB of the device at the peak."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    start = time.perf_counter()
+    run()
+    torch.cuda.synchronize()
+    return time.perf_counter() - start, torch.cuda.max_memory_allocated() / 2**30
+
+
+def text(options: argparse.Namespace) -> None:
+    config = recipes.load(options.recipe).config
+    window, types = config.objective.window or 35, options.types
+    torch.manual_seed(0)
+    model = LanguageModel(config.model.language_model(types)).to(DEVICE).eval()
+    tokens, grid = torch.randint(types, (options.tokens,)), ad.Grid()
+
+    def evaluate(count: int, samples: int) -> Callable[[], object]:
+        settings = Settings(grid, Plan(samples))
+        stream = StreamSettings(time=window, windows=128)
+        return lambda: evaluate_text(model, tokens[:count], 0, settings, stream, lines=False)
+
+    cold, _ = timed(evaluate(20 * window, options.num_samples))
+    evaluate(options.tokens // 20, options.num_samples)()
+    took, peak = timed(evaluate(options.tokens, options.num_samples))
+    _, fewer = timed(evaluate(options.tokens // 10, options.num_samples // 5))
+    print(
+        f"{options.recipe}: {options.tokens} tokens, V = {types}, {len(grid)} members, all T, "
+        f"K = {options.num_samples}: {took:.1f} s, {peak:.1f} GiB (K = {options.num_samples // 5}: "
+        f"{fewer:.1f} GiB); first call, with compilation: {cold:.1f} s for {20 * window} tokens"
+    )
+    part = torch.randint(types, (STRIPES, 4 * window), device=DEVICE)
+    one, _ = timed(eager_pass(model, part, window))
+    one, _ = timed(eager_pass(model, part, window))
+    passes = len(grid.alphas) * len(grid.stochastic) * options.num_samples
+    loop = one * passes * options.tokens / part.numel()
+    print(
+        f"eager loop, {STRIPES} stripes: {passes} passes, {loop:.0f} s (one pass over "
+        f"{part.numel()} tokens: {one:.2f} s, the rest extrapolated); ratio {loop / took:.0f}"
+    )
+
+
+def eager_pass(model: LanguageModel, tokens: Tensor, window: int) -> Callable[[], object]:
+    """One sample of one member, window by window with a carried state."""
+
+    @torch.no_grad()
+    def run() -> None:
+        model.train()
+        state, total = None, torch.zeros((), dtype=torch.float64, device=DEVICE)
+        for part in tokens.split(window, dim=1):
+            logits, state = model(part, state)
+            lp = logits.log_softmax(-1).gather(-1, part.unsqueeze(-1))
+            total += lp.double().sum()
+        model.eval()
+
+    return run
+
+
+class Vision(nn.Module):
+    """A ViT-B/16: 12 layers of 768, 197 tokens, 1,000 classes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, 768, 16, 16)
+        self.token = nn.Parameter(torch.zeros(1, 1, 768))
+        self.place = nn.Parameter(torch.randn(1, 197, 768) * 0.02)
+        layer = nn.TransformerEncoderLayer(768, 12, 3072, 0.1, "gelu", batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 12, enable_nested_tensor=False)
+        self.out = nn.Linear(768, 1000)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits [B, 1000]."""
+        x = self.patches(images).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], 1) + self.place
+        return self.out(self.encoder(x)[:, 0])
+
+
+class Words(nn.Module):
+    """GPT-2-sized: 12 layers of 768, a tied softmax over 50,257 types."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Parameter(torch.randn(50257, 768) * 0.02)
+        self.place = nn.Parameter(torch.randn(1, 1024, 768) * 0.01)
+        self.dropout = nn.Dropout(0.1)
+        layer = nn.TransformerEncoderLayer(
+            768, 12, 3072, 0.1, "gelu", batch_first=True, norm_first=True
+        )
+        self.encoder = nn.TransformerEncoder(layer, 12, enable_nested_tensor=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Logits [B, time, V]."""
+        time = tokens.shape[1]
+        mask = nn.Transformer.generate_square_subsequent_mask(time, device=tokens.device)
+        x = self.dropout(nn.functional.embedding(tokens, self.table) + self.place[:, :time])
+        return self.encoder(x, mask, is_causal=True) @ self.table.t()
+
+
+def others(model: nn.Module, inputs: Tensor, targets: Tensor) -> None:
+    """A model of any kind: three alphas against one mean."""
+    model = model.to(DEVICE).eval()
+    grid = ad.Grid((0.0, 0.5, 1.0), (0.0, 1.0))
+
+    def ours() -> object:
+        return ad.evaluate(model, [(inputs, targets)], grid=grid, num_samples=SAMPLES)
+
+    @torch.no_grad()
+    def plain() -> None:
+        model.train()
+        mean: Tensor | float = 0.0
+        for _ in range(SAMPLES):
+            mean = mean + model(inputs).softmax(-1) / SAMPLES
+        assert isinstance(mean, Tensor)
+        mean.flatten(0, -2).log().gather(-1, targets.flatten().unsqueeze(-1)).mean()
+        model.eval()
+
+    runs: dict[str, Callable[[], object]] = {"afterdrop": ours, "plain loop, one mean": plain}
+    try:
+        from torch_uncertainty.methods import mc_dropout
+    except ImportError:
+        print("torch-uncertainty is not installed: left out")
+    else:
+
+        @torch.no_grad()
+        def peer() -> None:
+            wrapped = mc_dropout(model, num_estimators=SAMPLES, on_batch=False).eval()
+            samples = wrapped(inputs).unflatten(0, (SAMPLES, -1))
+            samples.softmax(-1).mean(0).log()
+
+        runs["torch-uncertainty, one mean"] = peer
+    first = 0.0
+    for name, run in runs.items():
+        run()
+        seconds, peak = min(timed(run) for _ in range(3))
+        first = first or seconds
+        print(f"{name:<30}{seconds:>8.3f} s{peak:>8.1f} GiB{seconds / first:>8.2f} x", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("what", nargs="?", default="text", choices=("text", "image", "words"))
+    parser.add_argument("--recipe", default="ptb-24m-retuned")
+    parser.add_argument("--tokens", type=int, default=73_760)
+    parser.add_argument("--types", type=int, default=10_000)
+    parser.add_argument("--num-samples", type=int, default=100)
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("needs a CUDA device: left out")
+        return
+    torch.set_float32_matmul_precision("high")
+    print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}")
+    if options.what == "text":
+        text(options)
+    elif options.what == "image":
+        others(Vision(), torch.randn(64, 3, 224, 224, device=DEVICE), labels((64,), 1000))
+    else:
+        others(Words(), labels((4, 256), 50257), labels((4, 256), 50257))
+
+
+def labels(shape: tuple[int, ...], classes: int) -> Tensor:
+    return torch.randint(classes, shape, device=DEVICE)
+
+
+if __name__ == "__main__":
+    main()
