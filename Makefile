@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: env demo test lint format bench docs clean
+.PHONY: env demo test test-gpu lint format bench docs clean
 
 env: $(STAMP)
 
@@ -38,6 +38,10 @@ format: env
 # One thread: the tests are many and small, and threads of a busy machine wait for each other.
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+# Where there is a GPU: its own tests, and those of the kernels on the device itself.
+test-gpu: env
+	$(BIN)/python -m pytest tests/gpu tests/kernels
 
 bench: env
 	@for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
