@@ -37,7 +37,7 @@ def _row_lse(logits, bias, targets, lse, chosen, lowest, V, stride, K, BLOCK: tl
         x = tl.load(at + v, mask=v < V, other=0.0).to(tl.float32)
         x += tl.load(bias + v, mask=v < V, other=0.0)
         least = tl.minimum(least, tl.where(v < V, x, float("inf")))
-        x = tl.where(v < V, x, -1e30)
+        x = tl.where((v < V) & (x != float("-inf")), x, -1e30)  # exp(-inf + inf) would be NaN
         higher = tl.maximum(peak, x)
         total = total * tl.exp(peak - higher) + tl.exp(x - higher)
         peak = higher
