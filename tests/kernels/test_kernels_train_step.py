@@ -110,13 +110,13 @@ def test_a_resumed_run_draws_the_same_masks_and_goes_on_the_same(folder, device)
     later.restore(saved)
     resumed = FusedText(later.task, later.model, later.optimiser, later.step, dtype=torch.float32)
     advance(later, resumed, 1)
-    masks = [drawn_masks(fused) + [fused.kept], drawn_masks(resumed) + [resumed.kept]]
+    masks = [[*drawn_masks(one), one.kept] for one in (fused, resumed)]
     assert len(masks[0]) == 4 and all(torch.equal(a, b) for a, b in zip(*masks))
-    one, other = run.capture(), later.capture()
-    assert one.facts == other.facts and one.tensors.keys() == other.tensors.keys()
-    for name, tensor in one.tensors.items():
+    there, here = run.capture(), later.capture()
+    assert there.facts == here.facts and there.tensors.keys() == here.tensors.keys()
+    for name, tensor in there.tensors.items():
         if not name.startswith("random"):
-            assert relative(other.tensors[name], tensor) <= within(device, 0.0, 1e-5), name
+            assert relative(here.tensors[name], tensor) <= within(device, 0.0, 1e-5), name
 
 
 def test_a_new_learning_rate_and_more_windows_than_are_held_reach_the_device(
