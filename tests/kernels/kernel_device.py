@@ -1,4 +1,7 @@
-"""Where kernels are tested: on a GPU, or without one on a CPU in Triton's interpreter."""
+"""Where kernels are tested: on a GPU, or without one on a CPU in Triton's interpreter.
+
+Operands are float32: the interpreter gives zeros for products of bfloat16. `tests/gpu` has those.
+"""
 
 import pytest
 import torch

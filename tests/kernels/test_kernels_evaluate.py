@@ -1,7 +1,8 @@
 """`FusedLanguageWorker` against `LanguageWorker`: every tensor of the scores.
 
-Operands are float32 here, so both differ by rounding alone: within 1e-5, but partitions and
-differences of halves, where 1/T is up to 16, within 5e-4.
+Operands are float32 here, so both differ by rounding alone: within 1e-5 (from states that tf32
+products carried: 5e-3), but partitions and differences of halves, where 1/T is up to 16, within 50
+times that.
 """
 
 import dataclasses
@@ -67,10 +68,10 @@ def evaluated(model, kind, stream, *, fused_states=False, alphas=(0, 1)):
     return run_evaluation(model, windows, settings, worker), made[0]
 
 
-def assert_same(found, wanted):
+def assert_same(found, wanted, tolerance=1e-5):
     assert found.tensors.keys() == wanted.tensors.keys()
     for name, tensor in wanted.tensors.items():
-        near = 5e-4 if name.endswith(("partition", "half")) else 1e-5
+        near = tolerance * (50 if name.endswith(("partition", "half")) else 1)
         mine = found.tensors[name]
         assert mine.dtype == tensor.dtype and mine.shape == tensor.shape, name
         torch.testing.assert_close(mine, tensor, rtol=near, atol=near, msg=lambda m, n=name: n + m)
@@ -122,7 +123,7 @@ def test_all_scores_are_those_of_the_plain_worker(name, lifetime, device):
     found, worker = evaluated(model, Float32Worker, stream, fused_states=True, alphas=alphas)
     wanted, _ = evaluated(model, LanguageWorker, stream, alphas=alphas)
     assert worker.chunks == 1  # all windows at once
-    assert_same(found, wanted)
+    assert_same(found, wanted, kernel_device.within(device, 1e-5, 5e-3))
 
 
 def test_chunks_of_windows_and_targets_change_nothing(device, monkeypatch):
