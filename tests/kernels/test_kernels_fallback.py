@@ -136,6 +136,16 @@ def test_a_cpu_evaluates_plainly_even_in_the_interpreter():
     assert _fused(model, settings, stream) == (LanguageWorker, None)
 
 
+@pytest.mark.parametrize("shown", [True, False])
+def test_a_gpu_without_kernels_says_so_where_there_is_a_bar(shown, monkeypatch, capsys):
+    monkeypatch.setattr(kernels, "why_not", lambda device: "Turing is older")
+    on_gpu = types.SimpleNamespace(softmax_bias=types.SimpleNamespace(device=CUDA))
+    settings = Settings(ad.Grid((0, 1), (0, 1)), Plan(4), progress=shown)
+    assert _fused(on_gpu, settings, StreamSettings()) == (LanguageWorker, None)
+    note = "Evaluating without kernels, which is slower: Turing is older.\n"
+    assert capsys.readouterr().out == (note if shown else "")
+
+
 def test_a_cpu_trains_plainly_even_in_the_interpreter(folder, tmp_path, monkeypatch, capsys):
     """And without a note: nobody expects kernels there."""
     used = []
