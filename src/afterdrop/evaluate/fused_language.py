@@ -39,6 +39,8 @@ def why_not(
     """Why the kernels cannot evaluate this; None if they can."""
     if reason := kernels.why_not(device) or why_not_fused(model.config) or why_not_drawn(plan):
         return reason
+    if model.softmax_bias.dtype != torch.float32:
+        return f"weights are {model.softmax_bias.dtype}"
     if stream.carry != "deterministic":
         return f"carry is {stream.carry!r}"
     if grid.temper != "mean":
@@ -78,12 +80,12 @@ class FusedLanguageWorker(LanguageWorker):
         rows = len(self.multipliers) * self.protocol.plan.num_samples
         chunks = split_evenly(batch.size, max(1, _ROWS // rows))
         try:
-            parts = [self._windows(batch, examples, number) for examples in chunks]
+            parts = [self._windows(batch, examples) for examples in chunks]
         except TooLow:
             return super()._sampled(batch, number)
         return {name: torch.cat([part[name] for part in parts], -1) for name in parts[0]}
 
-    def _windows(self, batch: Batch, examples: range, number: int) -> Results:
+    def _windows(self, batch: Batch, examples: range) -> Results:
         """Results of some windows."""
         part = slice(examples.start, examples.stop)
         tokens, state = batch.inputs
@@ -93,7 +95,7 @@ class FusedLanguageWorker(LanguageWorker):
         targets = batch.targets[part].flatten()
         counts = targets != self.reader.ignore_index
         found, lp_K = self._family(features, targets.clamp_min(0))
-        require_held(lp_K, found.pop("lowest"), f"batch {number}")
+        require_held(found.pop("lowest"))
         found = {name: tensor[..., counts] for name, tensor in found.items()}
         out = family_results(found, lp_K[..., counts], self.protocol)
         if (integrated := self.integrated(targets[counts], counts)) is not None:

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from afterdrop import kernels
-from afterdrop.errors import DataError
 from afterdrop.evaluate.accumulate import Results, TooLow, target_moments
 from afterdrop.evaluate.protocol import Protocol
 from afterdrop.family.power_mean import log_power_mean
@@ -81,8 +80,7 @@ class FusedMean:
         """Per-target results [L, ...], as those of `MeanTemper`.
 
         Raises:
-            TooLow: If plain sums cannot hold a probability.
-            DataError: If logits were NaN or infinite.
+            TooLow: If plain sums cannot hold a probability, or logits were NaN.
         """
         K, N = self.protocol.plan.num_samples, len(self.targets)
         self._sums.finish(self.groups * N, self._found)
@@ -93,17 +91,16 @@ class FusedMean:
         }
         found["mean_entropy"] = found["mean_entropy"] / K
         lp_K = self._found["chosen"].view(self.groups, N, K).permute(2, 0, 1)
-        require_held(lp_K, self._found["lowest"], "the batch")
+        require_held(self._found["lowest"])
         return family_results(found, lp_K, self.protocol)
 
 
-def require_held(lp_K: Tensor, lowest: Tensor, where: str) -> None:
-    """Refuses NaN, and what plain sums cannot hold."""
-    if bool(lp_K.isnan().any()):
-        raise DataError(
-            f"the model gave NaN or infinite logits for {where}; look for overflow, inputs "
-            "that are not normalised, or a row in which every class is masked"
-        )
+def require_held(lowest: Tensor) -> None:
+    """Refuses log-probabilities that plain sums cannot hold, and NaN, which the plain form reports.
+
+    Args:
+        lowest: The smallest log-probability of each sample.
+    """
     if lowest.numel() and not float(lowest.min()) >= LOWEST:
         raise TooLow
 

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from afterdrop import kernels
 from afterdrop.data.stream import EvalStripes
@@ -158,16 +159,19 @@ def _fused(
 ) -> tuple[type["LanguageWorker"], "DeterministicPass | None"]:
     """The worker that suits model and device, and the kernels' deterministic pass if it has one."""
     device = model.softmax_bias.device
-    if not kernels.ready(device):
-        return LanguageWorker, None
-    from afterdrop.evaluate.fused_language import FusedLanguageWorker, why_not
-    from afterdrop.models.fused import Copies, DeterministicPass
+    reason = kernels.why_not(device)
+    if reason is None:
+        from afterdrop.evaluate.fused_language import FusedLanguageWorker, why_not
+        from afterdrop.models.fused import Copies, DeterministicPass
 
-    if why_not(model, settings.grid, settings.plan, stream, device) is not None:
-        return LanguageWorker, None
-    copies = Copies(model, torch.float16)
-    copies.pack()
-    return FusedLanguageWorker, DeterministicPass(copies, stream.stripes, stream.time)
+        reason = why_not(model, settings.grid, settings.plan, stream, device)
+        if reason is None:
+            copies = Copies(model, FusedLanguageWorker.dtype)
+            copies.pack()
+            return FusedLanguageWorker, DeterministicPass(copies, stream.stripes, stream.time)
+    if device.type == "cuda" and settings.progress and settings.ranks.first:
+        tqdm.write(f"Evaluating without kernels, which is slower: {reason}.")
+    return LanguageWorker, None
 
 
 class Windows:

@@ -108,13 +108,13 @@ def drop(
         units: H.
         tokens: [P], the row of the table for each place.
     """
-    words = site or (keep := draws.keys, keep, keep)
+    none = (draws.keys,) * 3  # never read
     grid = (-(-units // _BLOCK_U), places, draws.blocks * -(-draws.size // _BLOCK_K))
     _drop[grid](
         source,
         target,
         draws.keys if tokens is None else tokens,
-        *words,
+        *(site or none),
         *draws.arguments,
         places,
         draws.blocks * draws.size,
@@ -269,7 +269,7 @@ def cell(
         form: Whether the input gate is capped, layers are summed, this is the first, the last one.
     """
     H = bias.shape[-1]
-    none = (draws.keys,) * 3
+    none = (draws.keys,) * 3  # never read
     grid = (-(-H // _BLOCK_U), windows, draws.blocks * -(-draws.size // _BLOCK_K))
     capped, skip, first, last = form
     _cell[grid](

@@ -57,7 +57,7 @@ def _row_lse(
         if BIAS:
             x += tl.load(bias + v, mask=v < V, other=0.0)
         least = tl.minimum(least, tl.where(v < V, x, float("inf")))
-        x = tl.where(v < V, x, -1e30)
+        x = tl.where((v < V) & (x != float("-inf")), x, -1e30)  # exp(-inf + inf) would be NaN
         higher = tl.maximum(peak, x)
         total = total * tl.exp(peak - higher) + tl.exp(x - higher)
         peak = higher

@@ -140,11 +140,6 @@ class Stack:
         self.widths = [padded(shape.inputs), *[H] * (L - 1)]  # padded inputs of each layer
         self.block_rows = min(64, max(16, triton.next_power_of_2(B)))
 
-    @property
-    def output(self) -> Tensor:
-        """The stack's output [time, B, H₊] of the window, float32."""
-        return self.out
-
     def start(self, h: Tensor, c: Tensor) -> None:
         """Sets the state [L, B, H₊] before the window; h is dropped here."""
         kept = h if self.sharing[0] == "none" else h * self.masks[0][:, 0]
@@ -154,7 +149,7 @@ class Stack:
         self.c[:, 0].copy_(c)
 
     def forward(self) -> None:
-        """Fills `output`, `last` and `c` of the window."""
+        """Fills `out` [time, B, H₊], `last` and `c` of the window."""
         shape, weights = self.shape, self.weights
         L, B, T = shape.layers, shape.rows, shape.time
         H, X = weights.w_h.shape[-1], weights.w_x.shape[-1]

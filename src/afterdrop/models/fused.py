@@ -50,7 +50,7 @@ class Copies:
 
     Args:
         model: The model.
-        dtype: float16 or bfloat16.
+        dtype: float16 or bfloat16; float32 where nothing may be rounded.
     """
 
     def __init__(self, model: LanguageModel, dtype: torch.dtype) -> None:
@@ -141,7 +141,7 @@ class DeterministicPass:
         """Output [time, B, H₊] of a window of tokens, float32; the next run overwrites it."""
         self._tokens.copy_(tokens_Bt.t())
         self._replay()
-        return self.stack.output
+        return self.stack.out
 
     def _run(self) -> None:
         stack = self.stack

@@ -4,7 +4,7 @@ The step is that of `Trainer.train_step` with 16-bit operands: weights, cells, s
 weights stay float32. Masks are drawn by the kernels from (seed, step, site, element), so a run
 resumes with the same masks whatever was drawn before.
 
-Letters as in `fused_model`: R = time · B places, H units, E of the embedding, V token types.
+Letters as in `models.fused`: R = time · B places, H units, E of the embedding, V token types.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from afterdrop.train.text_task import TextTask
 
 _AHEAD = 100  # windows that are brought to the device together
 _SHARED: dict[str, Sharing] = {"sequence": "window", "step": "step"}
+_RECURRENT = ("state", "inter_layer")  # sites whose masks the stack holds
 
 
 def why_not(
@@ -262,6 +263,3 @@ class FusedText:
             yield logits, targets_R[real_R]
             if section.max_targets is not None and seen >= section.max_targets:
                 return
-
-
-_RECURRENT = ("state", "inter_layer")

@@ -1,0 +1,86 @@
+"""Clip, L2, Adam and copy against `clip_grad_norm_`, `add_prior_gradient` and `AdamTF`.
+
+Parameters and squares are float32 in both, so they agree within 1e-6 relative to their norm; the
+padded copy holds the updated parameter to the bit.
+"""
+
+import kernel_device
+import pytest
+import torch
+from kernel_device import relative
+
+from afterdrop.kernels.adam import Adam, Slot
+from afterdrop.train.objective import add_prior_gradient
+from afterdrop.train.optimiser import AdamTF
+
+pytestmark = kernel_device.quiet
+device = kernel_device.device
+
+
+def padded_slots(device):
+    """A matrix of 4 groups, a vector in a column of another's gradient, and a plain vector."""
+    sizes = {"matrix": (12, 5), "gates": (12,), "bias": (7,)}
+    parameters = {name: torch.randn(size, device=device) for name, size in sizes.items()}
+    wide = torch.zeros(4 * 8, 16, device=device)  # groups of 3 rows in 8
+    copies = {
+        "matrix": torch.full((4 * 10, 9), -1.0, device=device),  # another layout than the gradient
+        "gates": torch.full((4 * 8,), -1.0, device=device),
+    }
+    squares = {name: torch.zeros_like(p) for name, p in parameters.items()}
+    gradients = {"matrix": wide, "gates": wide[:, 15], "bias": torch.zeros(7, device=device)}
+    slots = [
+        Slot(parameters[n], gradients[n], squares[n], copies.get(n), 1 if n == "bias" else 4)
+        for n in sizes
+    ]
+    return slots, copies
+
+
+def true_gradient(slot):
+    """The gradient without padding, in the parameter's shape; a view."""
+    if slot.parameter.dim() == 2:
+        return slot.grad.unflatten(0, (4, 8))[:, :3, :5]
+    return slot.grad.unflatten(0, (4, 8))[:, :3] if len(slot.parameter) == 12 else slot.grad
+
+
+@pytest.mark.parametrize("max_norm", [None, 0.5, 1e6])
+@pytest.mark.parametrize("l2", [0.0, 0.03])
+def test_three_steps_are_those_of_torch(max_norm, l2, device):
+    slots, copies = padded_slots(device)
+    plain = [torch.nn.Parameter(slot.parameter.clone()) for slot in slots]
+    optimiser = AdamTF(plain, 0.01, 0.9, 1e-6)
+    adam = Adam(device, l2, 0.9, 1e-6, max_norm)
+    adam.learning_rate.fill_(0.01)
+    for _ in range(3):
+        for slot, parameter in zip(slots, plain):
+            parameter.grad = torch.randn_like(parameter)
+            true = true_gradient(slot)
+            true.copy_(parameter.grad.view(true.shape))
+        add_prior_gradient(plain, l2)
+        if max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(plain, max_norm)
+        optimiser.step()
+        adam.step(slots)
+    for slot, parameter in zip(slots, plain):
+        assert relative(slot.parameter, parameter) < 1e-6
+        assert relative(slot.square, optimiser.state[parameter]["square"]) < 1e-6
+    matrix = copies["matrix"].unflatten(0, (4, 10))
+    assert torch.equal(matrix[:, :3, :5], slots[0].parameter.view(4, 3, 5))
+    assert (matrix[:, 3:] == -1).all() and (matrix[..., 5:] == -1).all()  # padding is not touched
+    gates = copies["gates"].view(4, 8)
+    assert torch.equal(gates[:, :3], slots[1].parameter.view(4, 3)) and (gates[:, 3:] == -1).all()
+
+
+def test_rows_longer_than_a_block(device):
+    """1,500 columns in blocks of 1,024, clipped; a copy in another type is rounded."""
+    parameter = torch.randn(2, 1500, device=device)
+    plain = torch.nn.Parameter(parameter.clone())
+    plain.grad = torch.randn_like(plain)
+    copy = torch.zeros(2, 1536, dtype=torch.float16, device=device)
+    slot = Slot(parameter, plain.grad.clone(), torch.zeros_like(parameter), copy)
+    adam = Adam(device, 0.0, 0.999, 1e-8, 1.0)
+    adam.learning_rate.fill_(0.1)
+    adam.step([slot])
+    torch.nn.utils.clip_grad_norm_([plain], 1.0)
+    AdamTF([plain], 0.1).step()
+    assert relative(parameter, plain) < 1e-6
+    assert torch.equal(copy[:, :1500], parameter.half()) and not copy[:, 1500:].any()

@@ -1,0 +1,49 @@
+"""Losses and gradients of logits against torch in float64: within 1e-6, large logits 1e-5."""
+
+import kernel_device
+import pytest
+import torch
+import torch.nn.functional as F
+
+from afterdrop.kernels.cross_entropy import cross_entropy
+
+pytestmark = kernel_device.quiet
+device = kernel_device.device
+
+
+def both(V, scale, device, hidden=()):
+    """Loss and gradient of the kernel, and of torch, for V classes in rows of a multiple of 8."""
+    logits = torch.randn(4, -(-V // 8) * 8) * scale
+    bias, targets = torch.randn(V), torch.randint(V, (4,))
+    targets[0], targets[1] = 0, V - 1
+    bias[list(hidden)] = float("-inf")
+    logits[:, V:] = 1e9  # not read
+    here, loss = logits.to(device), torch.empty(4, device=device)
+    gradient = torch.full_like(here, 7.0)
+    cross_entropy(here, bias.to(device), targets.to(device), loss, gradient, 0.25)
+    exact = logits[:, :V].double().requires_grad_()
+    wanted = F.cross_entropy(exact + bias.double(), targets, reduction="none")
+    (0.25 * wanted.sum()).backward()
+    return (loss, gradient), (wanted, exact.grad)
+
+
+@pytest.mark.parametrize("V", [1, 13, 2048, 2051])  # a block has 2048
+def test_losses_and_gradients(V, device):
+    (loss, gradient), (wanted, d_wanted) = both(V, 3.0, device)
+    torch.testing.assert_close(loss.double().cpu(), wanted.detach(), rtol=1e-6, atol=2e-6)
+    torch.testing.assert_close(gradient[:, :V].double().cpu(), d_wanted, rtol=1e-5, atol=1e-7)
+    assert (gradient[:, V:] == 7).all()  # padding stays as it was
+
+
+def test_large_logits_neither_overflow_nor_underflow(device):
+    (loss, gradient), (wanted, d_wanted) = both(70, 1e4, device)
+    assert wanted.max() > 1e4
+    torch.testing.assert_close(loss.double().cpu(), wanted.detach(), rtol=1e-6, atol=1e-3)
+    torch.testing.assert_close(gradient[:, :70].double().cpu(), d_wanted, rtol=1e-3, atol=1e-6)
+
+
+def test_masked_classes_have_no_gradient(device):
+    (loss, gradient), (wanted, _) = both(70, 1.0, device, hidden=(3, 50))
+    shown = wanted.isfinite()  # a row whose target is masked has an infinite loss
+    torch.testing.assert_close(loss.double().cpu()[shown], wanted.detach()[shown])
+    assert not gradient[shown.to(device)][:, [3, 50]].any()

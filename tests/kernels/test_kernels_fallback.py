@@ -1,0 +1,174 @@
+"""What the kernels refuse, each reason by name, and that the plain form then runs."""
+
+import sys
+import types
+
+import kernel_device
+import pytest
+import tiny_run
+import torch
+from torch import nn
+
+import afterdrop as ad
+from afterdrop import kernels, train
+from afterdrop.evaluate.evaluate import Settings
+from afterdrop.evaluate.fused_language import why_not as why_not_evaluated
+from afterdrop.evaluate.language import LanguageWorker, StreamSettings, _fused
+from afterdrop.masks.uniforms import Plan
+from afterdrop.models import LanguageModel, LanguageModelConfig
+from afterdrop.models.fused import why_not_fused
+from afterdrop.ranks import Ranks
+from afterdrop.train.fused_text import why_not as why_not_trained
+from afterdrop.train.progress import Progress
+from afterdrop.train.trainer import Trainer
+
+pytestmark = kernel_device.quiet
+CPU, CUDA = torch.device("cpu"), torch.device("cuda")
+
+
+@pytest.fixture
+def able(monkeypatch):
+    """As if kernels ran on any device, so that the other reasons come to light on a CPU."""
+    monkeypatch.setattr(kernels, "why_not", lambda device: None)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tiny_run.write_text(tmp_path / "text")
+
+
+def test_devices_without_kernels(monkeypatch):
+    assert kernels.why_not(CPU) == "cpu is no CUDA device" and not kernels.ready(CPU)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Turing")
+    assert kernels.why_not(CUDA) == "Turing is older than the Ampere generation"
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
+    assert kernels.ready(CUDA)
+    monkeypatch.setattr(kernels, "_installed", lambda: False)
+    assert kernels.why_not(CUDA) == "Triton is not installed"
+
+
+@pytest.mark.parametrize("found", [None, types.ModuleType("triton")], ids=["missing", "a stub"])
+def test_triton_must_be_there_and_whole(found, monkeypatch):
+    assert kernels._installed()
+    monkeypatch.setitem(sys.modules, "triton", found)
+    assert not kernels._installed.__wrapped__()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"layer_norm": True}, "layer_norm is True"),
+        ({"hidden_sizes": (4, 6), "stacking": "plain"}, "hidden_sizes is (4, 6)"),
+        ({"input_gate": "tied"}, "input_gate is 'tied'"),
+        ({"stacking": "residual"}, "stacking is 'residual'"),
+        ({"update_dropout": 0.1}, "update_dropout is 0.1"),
+        ({"embedding_dropout": 0.2}, "embedding_dropout is 0.2"),
+        ({"stacking": "residual", "hidden_sizes": (4,)}, None),  # one layer: the same as skip
+        ({"tied": False, "embedding_size": 3, "input_gate": "plain"}, None),
+    ],
+    ids=str,
+)
+def test_models_without_kernels(options, reason):
+    config = LanguageModelConfig(**{"vocabulary": 9, "hidden_sizes": (4, 4)} | options)
+    assert why_not_fused(config) == reason
+
+
+def test_runs_without_kernels(folder, able):
+    def why_not(config, **other):
+        run = tiny_run.trainer(config, CPU)
+        parts = {"task": run.task, "model": run.model, "optimiser": run.optimiser} | other
+        return why_not_trained(config, device=CPU, **parts)
+
+    assert why_not(tiny_run.config(folder)) is None
+    classifier = "only language models have kernels"
+    assert why_not(tiny_run.config(folder), task=object()) == classifier
+    assert why_not(tiny_run.config(folder), model=nn.Linear(2, 2)) == classifier
+    several = tiny_run.config(folder, objective={"samples": 2})
+    assert why_not(several) == "objective.samples is 2"
+    other = tiny_run.config(folder, optimiser={"name": "adam"})
+    assert why_not(other) == "optimiser.name is 'adam'"
+    assert why_not(tiny_run.config(folder, {"layer_norm": True})) == "layer_norm is True"
+
+
+def test_a_run_on_a_device_without_kernels_says_so_first(folder):
+    run = tiny_run.trainer(tiny_run.config(folder), CPU)
+    reason = why_not_trained(run.config, run.task, run.model, run.optimiser, CPU)
+    assert reason == "cpu is no CUDA device"
+
+
+def test_a_run_that_ranks_share_has_no_kernels(folder, able):
+    run = tiny_run.trainer(tiny_run.config(folder), CPU)
+    shared = Trainer(run.config, run.task, run.model, Ranks(0, 2))
+    assert run._why_not_fused() is None and shared._why_not_fused() == "2 ranks train it"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({}, None),
+        ({"model": {"layer_norm": True}}, "layer_norm is True"),
+        ({"plan": Plan(4, scheme="iid")}, "masks are 'iid'"),
+        ({"plan": Plan(8, blocks=4)}, "samples are in 4 blocks"),
+        ({"plan": Plan(1)}, "there is one sample"),
+        ({"stream": StreamSettings(carry="sampled")}, "carry is 'sampled'"),
+        ({"grid": ad.Grid((0, 1), (0, 1), temper="sample")}, "temper is 'sample'"),
+        (
+            {"grid": ad.Grid((0, 0.1), (0, 1))},
+            "alphas (0.0, 0.1) are not all among (0.0, 0.25, 0.5, 0.75, 1.0)",
+        ),
+        ({"dtype": torch.float64}, "weights are torch.float64"),
+    ],
+    ids=str,
+)
+def test_evaluations_without_kernels(change, reason, able):
+    config = LanguageModelConfig(9, (4,), **change.get("model", {}))
+    model = LanguageModel(config).to(change.get("dtype", torch.float32))
+    grid = change.get("grid", ad.Grid((0, 0.5, 1), (0, 1)))
+    stream = change.get("stream", StreamSettings())
+    assert why_not_evaluated(model, grid, change.get("plan", Plan(4)), stream, CPU) == reason
+
+
+def test_a_cpu_evaluates_plainly_even_in_the_interpreter():
+    model = LanguageModel(LanguageModelConfig(9, (4,), output_dropout=0.5))
+    settings, stream = Settings(ad.Grid((0, 1), (0, 1)), Plan(4)), StreamSettings()
+    assert why_not_evaluated(model, settings.grid, settings.plan, stream, CPU) is not None
+    assert _fused(model, settings, stream) == (LanguageWorker, None)
+
+
+@pytest.mark.parametrize("shown", [True, False])
+def test_a_gpu_without_kernels_says_so_where_there_is_a_bar(shown, monkeypatch, capsys):
+    monkeypatch.setattr(kernels, "why_not", lambda device: "Turing is older")
+    on_gpu = types.SimpleNamespace(softmax_bias=types.SimpleNamespace(device=CUDA))
+    settings = Settings(ad.Grid((0, 1), (0, 1)), Plan(4), progress=shown)
+    assert _fused(on_gpu, settings, StreamSettings()) == (LanguageWorker, None)
+    note = "Evaluating without kernels, which is slower: Turing is older.\n"
+    assert capsys.readouterr().out == (note if shown else "")
+
+
+def test_a_cpu_trains_plainly_even_in_the_interpreter(folder, tmp_path, monkeypatch, capsys):
+    """And without a note: nobody expects kernels there."""
+    used = []
+    monkeypatch.setattr(Trainer, "_plain_step", counted(Trainer._plain_step, used))
+    config = tiny_run.config(folder)
+    train.run(config, tmp_path / "run", device="cpu", progress=True)
+    assert len(used) == 10
+    assert "kernels" not in capsys.readouterr().out
+    assert tiny_run.trainer(config, CPU).plain is None
+
+
+def counted(method, used):
+    def call(self):
+        used.append(1)
+        return method(self)
+
+    return call
+
+
+def test_notes_appear_above_the_bar_and_nowhere_if_it_is_hidden(capsys):
+    for shown in (True, False):
+        bar = Progress(10, 0, "word", shown=shown)
+        bar.note("Training without kernels, which is slower: layer_norm is True.")
+        bar.close("")
+        told = capsys.readouterr()
+        assert ("layer_norm is True." in told.out + told.err) == shown

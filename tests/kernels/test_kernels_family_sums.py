@@ -1,0 +1,87 @@
+"""Power sums of logits against `MeanTemper` in float64, every result.
+
+Sums and logarithms are float32: within 1e-5, but partitions and differences of halves, where
+1/T is up to 16, within 1e-4.
+"""
+
+import kernel_device
+import pytest
+import torch
+
+from afterdrop.evaluate.accumulate import MeanTemper, at_targets, cross_entropies
+from afterdrop.family.power_mean import log_power_mean
+from afterdrop.family.temperature import COARSE, Nodes
+from afterdrop.kernels.family_sums import ALPHAS, FamilySums
+
+pytestmark = kernel_device.quiet
+device = kernel_device.device
+NODES = Nodes(0.125, 8.0)
+ONE = torch.ones(1, dtype=torch.float64)
+FINE = torch.cat([NODES.inverse(), ONE, 2 * ONE])
+ROUGH = torch.cat([NODES.inverse(COARSE), ONE])
+
+
+def both(alphas, N, K, V, device, dtype=torch.float32):
+    """Results of the kernels for two chunks of targets, those of `MeanTemper`, and log p."""
+    logits = (3 * torch.randn(N * K, -(-V // 8) * 8)).to(dtype)
+    bias, targets = torch.randn(V), torch.randint(V, (N,))
+    exact = (logits[:, :V].double() + bias.double()).log_softmax(-1)
+    lp = exact.view(N, K, 1, V).permute(1, 2, 0, 3)  # [K, multipliers, N, V]
+    logits[:, V:] = 1e4  # not read
+    sums = FamilySums(alphas, FINE, ROUGH, V, N, K, device)
+    found = sums.results(N)
+    bias_here = bias.to(device)
+    for chunk in (range(1), range(1, N)):
+        part = slice(chunk.start, chunk.stop)
+        rows = logits[chunk.start * K : chunk.stop * K].to(device)
+        sums.add(rows, bias_here, targets[part].to(device), found, chunk.start)
+    plain = MeanTemper(alphas, targets, NODES, 2)
+    for half in lp.chunk(2):
+        plain.add(half)
+        plain.end_block()
+    return {k: v.double().cpu() for k, v in found.items()}, plain.results(), lp, targets
+
+
+@pytest.mark.parametrize(
+    ("alphas", "N", "K", "V"), [(ALPHAS, 3, 6, 70), ((0.5,), 2, 2, 2), ((0.0, 1.0), 2, 4, 2053)]
+)
+def test_every_result_is_that_of_the_plain_accumulator(alphas, N, K, V, device):
+    found, plain, lp, targets = both(alphas, N, K, V, device)
+    wanted = {name: tensor[0].double() for name, tensor in plain.items()}
+    near, nearly = {"rtol": 1e-5, "atol": 1e-5}, {"rtol": 1e-4, "atol": 1e-4}
+    assert_close = torch.testing.assert_close
+    peak = found["peak"][0]
+    assert_close(peak, wanted["peak"], **near)
+    assert torch.equal(found["class"], wanted["class"])
+    assert_close(found["G"][:, -2] + peak, wanted["one"], **near)
+    assert_close(found["G"][:, -1] + 2 * peak, wanted["two"], **near)
+    assert_close(found["G"][:, :-2], wanted["partition"], **nearly)
+    assert_close(found["entropy"], wanted["entropy"], **near)
+    assert_close(found["spread"], wanted["spread"], **near)
+    assert_close(found["mean_entropy"] / K, wanted["mean_entropy"], **near)
+    assert_close(found["chosen"].t(), at_targets(lp, targets)[:, 0], **near)
+    assert_close(found["lowest"].t(), lp.amin(-1)[:, 0], **near)
+    for half, part in enumerate(lp.chunk(2)):
+        for a, alpha in enumerate(alphas):
+            means = log_power_mean(part, alpha)[0]
+            below = found["peak"][1 + half, a] - at_targets(means, targets)
+            xe = found["G_half"][half, a] + ROUGH.unsqueeze(1) * below
+            assert_close(xe, cross_entropies(means, targets, ROUGH), **nearly)
+
+
+def test_float16_logits_are_read_as_they_are(device):
+    """Logits that float16 holds lose nothing more."""
+    found, plain, _, _ = both((0.0, 1.0), 2, 4, 70, device, torch.float16)
+    wanted = plain["one"][0]
+    torch.testing.assert_close(found["G"][:, -2] + found["peak"][0], wanted, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("value", [-1e3, float("-inf")])
+def test_a_probability_that_plain_sums_cannot_hold_is_told(value, device):
+    logits, bias = torch.zeros(4, 72, device=device), torch.zeros(70, device=device)
+    bias[5] = value
+    sums = FamilySums((0.0, 1.0), FINE, ROUGH, 70, 2, 2, device)
+    found = sums.results(2)
+    sums.add(logits, bias, torch.tensor([0, 1], device=device), found, 0)
+    assert (found["lowest"] < -80).all()
+    torch.testing.assert_close(found["chosen"], torch.full_like(found["chosen"], -4.2341065))

@@ -1,0 +1,165 @@
+"""The stack's kernels against float64 autograd over sizes, gates, stackings and masks."""
+
+from dataclasses import dataclass
+
+import kernel_device
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from kernel_device import relative, within
+
+from afterdrop.kernels.lstm_stack import Stack, StackShape, StackWeights
+from oracles.stack import stack as reference
+
+pytestmark = kernel_device.quiet
+device = kernel_device.device
+
+
+@dataclass
+class Found:
+    """A stack after a window and back, what it was given, and what float64 says."""
+
+    stack: Stack
+    wanted: torch.Tensor
+    h: torch.Tensor
+    c: torch.Tensor
+    layers: list[tuple[torch.Tensor, ...]]
+    x: torch.Tensor
+
+
+def spread(mask, sharing, layers, shape):
+    """A kernel's mask in full, [layers, time, B, H] float64."""
+    size = (layers, shape.time, shape.rows, shape.hidden)
+    if sharing == "none":
+        return torch.ones(size, dtype=torch.float64)
+    return mask[..., : shape.hidden].double().cpu().expand(size)
+
+
+def run(shape, state, inter, device):
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*size):
+        return torch.randn(size, generator=generator, dtype=torch.float64)
+
+    H, L, B, T = shape.hidden, shape.layers, shape.rows, shape.time
+    # The weights' scale keeps gates off saturation, where a wrong gradient would look right.
+    layers = [
+        tuple(
+            part.requires_grad_()
+            for part in (normal(4 * H, n) / n**0.5, normal(4 * H, H) / H**0.5, normal(4 * H))
+        )
+        for n in (shape.inputs, *[H] * (L - 1))
+    ]
+    x, h, c = normal(T, B, shape.inputs).requires_grad_(), normal(L, B, H), normal(L, B, H)
+    dy = normal(T, B, H)
+    weights = StackWeights(shape, torch.float32, device)
+    weights.pack([tuple(p.detach().float().to(device) for p in layer) for layer in layers])
+    made = Stack(shape, weights, state, inter)
+    for mask in made.masks:
+        kept = torch.rand(mask.shape, generator=generator) >= 0.3
+        mask.copy_(kept / 0.7)
+    masks = [
+        spread(mask, sharing, n, shape)
+        for mask, sharing, n in zip(made.masks, made.sharing, (L, max(1, L - 1)))
+    ]
+    wide = made.out.new_zeros(2, L, B, made.out.shape[-1])
+    wide[0, ..., :H], wide[1, ..., :H] = h, c
+    made.x[0, ..., : shape.inputs] = x.detach()
+    made.start(*wide)
+    made.forward()
+    wide_dy = torch.zeros_like(made.out)
+    wide_dy[..., :H] = dy
+    made.backward(wide_dy)
+    y, h, c = reference(x, h, c, layers, masks, shape.capped, shape.skip)
+    y.backward(dy)
+    return Found(made, y, h, c, layers, x)
+
+
+def check(found, device):
+    """Forward within 1e-6 (tf32: 2e-3) and gradients within 1e-5 (5e-3), relative to the norm."""
+    stack, H = found.stack, found.stack.shape.hidden
+    near, nearly = within(device, 1e-6, 2e-3), within(device, 1e-5, 5e-3)
+    assert relative(stack.out[..., :H], found.wanted) < near
+    assert relative(stack.last[..., :H], found.h) < near
+    assert relative(stack.c[:, -1, :, :H], found.c) < near
+    for (d_x, d_h), (w_x, w_h, bias) in zip(stack.weight_gradients(), found.layers):
+        d_x, d_h = (d.unflatten(0, (4, -1))[:, :H].flatten(0, 1) for d in (d_x, d_h))
+        assert relative(d_x[:, : w_x.shape[1]], w_x.grad) < nearly
+        assert relative(d_h[:, :H], w_h.grad) < nearly
+        assert relative(d_h[:, H], bias.grad) < nearly
+    inputs = stack.input_gradient()[:, : stack.shape.inputs]
+    assert relative(inputs.view_as(found.x), found.x.grad) < nearly
+
+
+def check_padding(stack):
+    """Pad units are exactly zero wherever they could leak, but for the one that is 1."""
+    H = stack.shape.hidden
+    for tensor in (stack.out, stack.last, stack.c, stack.d_gates):
+        assert not tensor[..., H:].any()
+    assert not stack.x[1:, ..., H:].any() and not stack.x[0, ..., stack.shape.inputs :].any()
+    assert (stack.h[:, :-1, :, H] == 1).all() and not stack.h[..., H + 1 :].any()
+
+
+CASES = [
+    # inputs, H, L, B, time, capped, skip, state, inter
+    (1, 1, 1, 1, 1, True, True, "none", "none"),
+    (5, 33, 1, 2, 2, True, True, "window", "none"),
+    (5, 33, 2, 2, 2, True, True, "step", "window"),
+    (40, 7, 2, 3, 3, False, True, "window", "step"),
+    (6, 9, 3, 5, 2, True, False, "none", "step"),
+    (9, 9, 3, 1, 4, True, True, "window", "step"),
+    (9, 31, 2, 17, 1, False, False, "step", "none"),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_outputs_and_gradients_are_those_of_float64(case, device):
+    *sizes, state, inter = case
+    found = run(StackShape(*sizes), state, inter, device)
+    check(found, device)
+    check_padding(found.stack)
+
+
+@given(
+    sizes=st.tuples(*[st.integers(1, 6)] * 2, *[st.integers(1, 3)] * 3),
+    form=st.tuples(st.booleans(), st.booleans()),
+    sharing=st.tuples(*[st.sampled_from(["none", "window", "step"])] * 2),
+)
+@settings(
+    max_examples=6,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+def test_any_small_stack_is_that_of_float64(sizes, form, sharing, device):
+    check(run(StackShape(*sizes, *form), *sharing, device), device)
+
+
+def test_windows_without_training_carry_the_state_on(device):
+    """Two windows of 2 steps are one of 4, to the bit; nothing is kept for a backward pass."""
+    whole, part = StackShape(3, 5, 2, 2, 4), StackShape(3, 5, 2, 2, 2)
+    weights = StackWeights(whole, torch.float32, device)
+    generator = torch.Generator().manual_seed(0)
+    sizes = [(20, 3), (20, 5)]
+    weights.pack(
+        [
+            tuple(
+                torch.randn(size, generator=generator).to(device)
+                for size in (first, (20, 5), (20,))
+            )
+            for first in sizes
+        ]
+    )
+    x = torch.randn(4, 2, 3, generator=generator).to(device)
+    one, two = (Stack(shape, weights, training=False) for shape in (whole, part))
+    one.x[0, ..., :3] = x
+    one.start(one.last, one.c[:, -1])
+    one.forward()
+    for window in x.split(2):
+        two.x[0, ..., :3] = window
+        two.start(two.last, two.c[:, -1])
+        two.forward()
+    assert torch.equal(two.out, one.out[2:])
+    assert torch.equal(two.last, one.last) and torch.equal(two.c[:, -1], one.c[:, -1])
+    assert two.gates.numel() == 1 and not two.h[..., 5].any()

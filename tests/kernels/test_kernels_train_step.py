@@ -1,0 +1,152 @@
+"""Whole steps of `FusedText` against the model in float64 with the same masks."""
+
+import copy
+
+import kernel_device
+import pytest
+import tiny_run
+import torch
+from kernel_device import relative, within
+
+from afterdrop.train.fused_text import FusedText
+from afterdrop.train.validation import validate
+from oracles.train_step import PlainSteps, drawn_masks
+
+pytestmark = kernel_device.quiet
+device = kernel_device.device
+
+MODELS = {
+    "step masks, two layers": {"hidden_sizes": [5, 5], "state_dropout": 0.2, "output_dropout": 0},
+    "window masks, untied, plain stack": {
+        "hidden_sizes": [4, 4],
+        "tied": False,
+        "stacking": "plain",
+        "input_sharing": "sequence",
+        "output_sharing": "sequence",
+        "state_dropout": 0.2,
+        "state_sharing": "step",
+    },
+    "projection, plain gate": {
+        "embedding_size": 3,
+        "input_gate": "plain",
+        "projection_dropout": 0.2,
+        "projection_sharing": "sequence",
+    },
+    "untied with projection, no dropout": {
+        "embedding_size": 6,
+        "tied": False,
+        "input_dropout": 0.0,
+        "output_dropout": 0.0,
+    },
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tiny_run.write_text(tmp_path / "text")
+
+
+def fused_run(config, device):
+    run = tiny_run.trainer(config, device)
+    return run, FusedText(run.task, run.model, run.optimiser, run.step, dtype=torch.float32)
+
+
+def advance(run, fused, steps):
+    """Steps as `Trainer.train_step` makes them where kernels run; returns the losses."""
+    losses = []
+    for _ in range(steps):
+        losses.append(float(fused.step(run.step)))
+        run.step += 1
+    return losses
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_three_steps_are_those_of_the_model(name, folder, device):
+    """Losses within 1e-6 (tf32: 1e-3); updates, squares and states within 1e-4 (3e-2)."""
+    objective = {"state_reset": 0.4 if "two layers" in name else 0.0}
+    config = tiny_run.config(folder, MODELS[name], objective=objective)
+    run, fused = fused_run(config, device)
+    first = [p.detach().clone() for p in run.model.parameters()]
+    plain = PlainSteps(config, run.task, copy.deepcopy(run.model).double())
+    resets = 0
+    for number in range(3):
+        loss = float(fused.step(number))
+        kept = fused.kept > 0
+        resets += int((~kept).sum())
+        wanted = float(plain.step(number, drawn_masks(fused), kept))
+        assert abs(loss / wanted - 1) < within(device, 1e-6, 1e-3)
+    assert (resets > 0) == (objective["state_reset"] > 0)
+    near = within(device, 1e-4, 3e-2)
+    for start, found, exact in zip(first, run.model.parameters(), plain.parameters):
+        assert relative(found - start, exact - start) < near
+        square = run.optimiser.state[found]["square"]
+        assert relative(square, plain.optimiser.state[exact]["square"]) < near
+    for found, exact in zip(run.task.state, plain.state):
+        assert all(relative(a, b) < near for a, b in zip(found, exact))
+    assert run.optimiser.param_groups[0]["step"] == 3
+    assert_packed(fused)
+
+
+def assert_packed(fused):
+    """The copies that the update wrote are those that `pack` would make."""
+    copies = fused.copies
+    held = [copies.embedding, copies.softmax, copies.stack.w_x, copies.stack.w_h, copies.stack.bias]
+    held += [] if copies.projection is None else [copies.projection]
+    before = [tensor.clone() for tensor in held]
+    copies.pack()
+    assert all(torch.equal(a, b) for a, b in zip(before, held))
+
+
+def test_a_resumed_run_draws_the_same_masks_and_goes_on_the_same(folder, device):
+    """Bit-equal masks; weights too in the interpreter, on a GPU sums have no fixed order (1e-5)."""
+    model = {"state_dropout": 0.2}
+    config = tiny_run.config(folder, model, objective={"state_reset": 0.3})
+    run, fused = fused_run(config, device)
+    advance(run, fused, 2)
+    saved = copy.deepcopy(run.capture())
+    advance(run, fused, 1)
+    later = tiny_run.trainer(config, device)
+    torch.rand(3)  # what was drawn before does not matter
+    later.restore(saved)
+    resumed = FusedText(later.task, later.model, later.optimiser, later.step, dtype=torch.float32)
+    advance(later, resumed, 1)
+    masks = [[*drawn_masks(one), one.kept] for one in (fused, resumed)]
+    assert len(masks[0]) == 4 and all(torch.equal(a, b) for a, b in zip(*masks))
+    there, here = run.capture(), later.capture()
+    assert there.facts == here.facts and there.tensors.keys() == here.tensors.keys()
+    for name, tensor in there.tensors.items():
+        if not name.startswith("random"):
+            assert relative(here.tensors[name], tensor) <= within(device, 0.0, 1e-5), name
+
+
+def test_a_new_learning_rate_and_more_windows_than_are_held_reach_the_device(
+    folder, device, monkeypatch
+):
+    monkeypatch.setattr("afterdrop.train.fused_text._AHEAD", 2)
+    run, fused = fused_run(tiny_run.config(folder), device)
+    advance(run, fused, 3)  # the third window is the first of the second load
+    inputs, targets = run.task.stripes.window(2)
+    assert torch.equal(fused.windows[0, :, :-1], inputs)
+    assert torch.equal(fused.windows[0, :, 1:], targets)
+    held = [p.detach().clone() for p in run.model.parameters()]
+    run.optimiser.param_groups[0]["lr"] = 0.0
+    advance(run, fused, 1)
+    assert all(torch.equal(a, b) for a, b in zip(held, run.model.parameters()))
+
+
+@pytest.mark.parametrize("model", [{"hidden_sizes": [5, 5]}, {"embedding_size": 3}], ids=str)
+@pytest.mark.parametrize("max_targets", [None, 5])
+def test_validation_is_that_of_the_model(model, max_targets, folder, device):
+    """The same targets; XE and temperature within 1e-5 (tf32: 1e-3). A second pass is the same."""
+    config = tiny_run.config(folder, model, validation={"max_targets": max_targets})
+    run, fused = fused_run(config, device)
+    run.model.eval()
+    with torch.no_grad():
+        plain = validate(run.task.validation_batches(run.model))
+    for _ in range(2):  # each starts from a zero state
+        found = validate(fused.validation_batches())
+        assert found.targets == plain.targets
+        near = within(device, 1e-5, 1e-3)
+        assert abs(found.xe - plain.xe) < near
+        assert abs(found.xe_optimal - plain.xe_optimal) < near
+        assert abs(found.temperature / plain.temperature - 1) < 100 * near  # XE is flat there

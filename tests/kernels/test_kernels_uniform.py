@@ -1,0 +1,66 @@
+"""Evaluation masks inside kernels: the bits of `masks.uniforms`."""
+
+import kernel_device
+import pytest
+import torch
+
+from afterdrop.kernels.family_cell import drop, site
+from afterdrop.kernels.uniform import draws, why_not_drawn, words
+from afterdrop.masks.uniforms import Plan, site_key, uniforms
+
+pytestmark = kernel_device.quiet
+device = kernel_device.device
+EXAMPLES = torch.tensor([5, 9, 10**9])
+RATES = [0.0, 0.3, 0.65]
+
+
+def dropped(plan, places, hashes, device):
+    """Ones [M, W, K, H] through `drop`."""
+    windows, units = len(places), len(hashes)
+    rows = len(RATES) * windows * plan.num_samples
+    found = torch.full((rows, units + 3), -1.0, device=device)
+    where = site(places, hashes, RATES, device)
+    plain = torch.ones(rows, units, device=device)
+    drop(plain, found, where, draws(plan, device), windows, len(RATES), units)
+    assert (found[:, units:] == -1).all()
+    return found[:, :units].view(len(RATES), windows, plan.num_samples, units)
+
+
+def expected(u):
+    """What `drop` makes of uniforms [K, W, H] at each rate."""
+    kept = [(u >= torch.tensor(r)).float() / (1 - torch.tensor(r)) for r in RATES]
+    return torch.stack(kept).transpose(1, 2)
+
+
+@pytest.mark.parametrize("samples", [2, 6, 100])
+@pytest.mark.parametrize("seed", [0, -3])
+def test_masks_are_equal_to_the_bit(samples, seed, device):
+    plan, key, units = Plan(samples, seed), site_key(seed, "site", 0, 0), 70
+    places, hashes = words(key, EXAMPLES.to(device), None, units)
+    u = uniforms(plan, key, range(samples), EXAMPLES, (units,))
+    found = dropped(plan, places[0], hashes, device)
+    assert torch.equal(found > 0, expected(u) > 0)
+    torch.testing.assert_close(found.cpu(), expected(u), rtol=1e-6, atol=0)
+
+
+def test_every_time_step_has_its_own(device):
+    plan, key, units = Plan(6, 3), site_key(3, "site", 0, 0), 10
+    places, hashes = words(key, EXAMPLES.to(device), 4, units)
+    u = uniforms(plan, key, range(6), EXAMPLES, (4, units))
+    for step, place in enumerate(places):
+        found = dropped(plan, place.contiguous(), hashes, device)
+        assert torch.equal(found > 0, expected(u[:, :, step]) > 0)
+
+
+def test_no_site_copies_and_tokens_gather(device):
+    table = torch.randn(7, 5, device=device)
+    tokens = torch.tensor([3, 6], device=device)
+    found = torch.zeros(2 * 2 * 4, 5, device=device)
+    drop(table, found, None, draws(Plan(4), device), 2, 2, 5, tokens)
+    assert torch.equal(found.view(2, 2, 4, 5), table[tokens].view(1, 2, 1, 5).expand(2, 2, 4, 5))
+
+
+def test_plans_that_kernels_do_not_draw():
+    assert why_not_drawn(Plan(100)) is None
+    assert why_not_drawn(Plan(4, scheme="antithetic")) == "masks are 'antithetic'"
+    assert why_not_drawn(Plan(8, blocks=4)) == "samples are in 4 blocks"

@@ -1,0 +1,64 @@
+"""A training step in plain torch with masks that are given, in float64 or as the model is.
+
+The masks are those that a `FusedText` has just drawn, so that both make the same step.
+"""
+
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+
+from afterdrop.train.objective import add_prior_gradient, data_loss
+from afterdrop.train.optimiser import build_optimiser
+
+
+def drawn_masks(fused):
+    """The masks of a step in the order in which a model asks for them, without padding."""
+    H, E = fused.model.config.hidden_sizes[0], fused.model.embedding.shape[1]
+    (state, inter), sharing = fused.stack.masks, fused.stack.sharing
+    masks = [fused.masks["input"][..., :E]] if "input" in fused.masks else []
+    for layer in range(fused.stack.shape.layers):
+        if layer and sharing[1] != "none":
+            masks.append(inter[layer - 1, ..., :H])
+        if sharing[0] != "none":
+            whole = state[layer, ..., :H]
+            masks.append(whole if sharing[0] == "step" else whole[0])
+    for name, size in (("output", H), ("projection", E)):
+        if name in fused.masks:
+            masks.append(fused.masks[name][..., :size])
+    return masks
+
+
+class PlainSteps:
+    """Steps of a model as `Trainer` makes them; `model` is trained in its own type."""
+
+    def __init__(self, config, task, model):
+        self.config, self.task, self.model, self.state = config, task, model, None
+        self.parameters = list(model.parameters())
+        self.optimiser = build_optimiser(self.parameters, config.optimiser)
+
+    def step(self, number, masks, kept_B):
+        """The loss of a step; `kept_B` says which rows keep their state."""
+        queue = [mask.to(self.parameters[0]) for mask in masks]
+
+        def given(x, rate, training=True, inplace=False):
+            return x * queue.pop(0)
+
+        before = self.state
+        if before is not None:
+            kept_B1 = kept_B.to(self.parameters[0]).unsqueeze(1)
+            before = tuple((h * kept_B1, c * kept_B1) for h, c in before)
+        inputs, targets = self.task.stripes.window(number)
+        self.model.train()
+        with mock.patch.object(F, "dropout", given):
+            logits, state = self.model(inputs, before)
+        assert not queue
+        self.state = tuple((h.detach(), c.detach()) for h, c in state)
+        loss = data_loss(logits, targets)
+        self.optimiser.zero_grad()
+        loss.backward()
+        add_prior_gradient(self.parameters, self.config.objective.l2_penalty)
+        if self.config.optimiser.max_norm is not None:
+            torch.nn.utils.clip_grad_norm_(self.parameters, self.config.optimiser.max_norm)
+        self.optimiser.step()
+        return loss.detach()
