@@ -77,13 +77,22 @@ class FusedLanguageWorker(LanguageWorker):
         self._buffers: dict[str, Tensor] = {}
 
     def _sampled(self, batch: Batch, number: int) -> Results:
-        rows = len(self.multipliers) * self.protocol.plan.num_samples
-        chunks = split_evenly(batch.size, max(1, _ROWS // rows))
+        each = len(self.multipliers) * self.protocol.plan.num_samples
+        rows = min(_ROWS, self.budget // self._row_bytes(batch.targets.shape[1]))
+        chunks = split_evenly(batch.size, max(1, rows // each))
         try:
             parts = [self._windows(batch, examples) for examples in chunks]
         except TooLow:
             return super()._sampled(batch, number)
         return {name: torch.cat([part[name] for part in parts], -1) for name in parts[0]}
+
+    def _row_bytes(self, time: int) -> int:
+        """Bytes that a row has in the buffers of `_features`."""
+        H, E = self.copies.stack.w_h.shape[-1], self.copies.softmax.shape[1]
+        operands = sum(weight.shape[1] for weight in self.weights) + 4 * H
+        outputs = 2 * H if self.copies.projection is None else 2 * H + E
+        size = self.copies.softmax.element_size()
+        return size * (operands + time * outputs) + 4 * H * (len(self.weights) + 1)
 
     def _windows(self, batch: Batch, examples: range) -> Results:
         """Results of some windows."""
@@ -213,4 +222,14 @@ class FusedLanguageWorker(LanguageWorker):
         M, K, N = len(self.multipliers), self.protocol.plan.num_samples, len(counts)
         hidden = self.copies.config.hidden_sizes[0]
         halves = plain.view(M, N, 2, K // 2, -1)[..., :hidden].sum(3, dtype=torch.float32)
+        integrated.output = self._output
         return integrated.of_halves([(halves[:, counts, half], K // 2) for half in range(2)])
+
+    def _output(self, y: Tensor) -> Tensor:
+        """Logits [..., V] of the stack's mean output [..., H]."""
+        rows = torch.zeros(*y.shape[:-1], self.copies.stack.w_h.shape[-1], device=self.device)
+        rows[..., : y.shape[-1]] = y
+        logits = self.copies.logits(self.copies.features(rows.flatten(0, -2)))
+        assert isinstance(self.model, LanguageModel)
+        bias = self.model.softmax_bias.detach()
+        return (logits[:, : len(bias)] + bias).unflatten(0, y.shape[:-1])

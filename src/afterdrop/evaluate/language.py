@@ -16,7 +16,7 @@ Legend: B stripes, L multipliers, S samples, N targets, H features, V token type
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -326,6 +326,7 @@ class Integrated:
 
     def __init__(self, worker: LanguageWorker, targets: Tensor, counts: Tensor) -> None:
         self.worker, self.targets, self.counts = worker, targets, counts
+        self.output: Callable[[Tensor], Tensor] = self._plain_output  # logits of mean features
         self._half_size = max(1, worker.protocol.plan.blocks // 2)
         self._halves: list[tuple[Tensor, int]] = []
         self._sum: Tensor | None = None
@@ -352,13 +353,15 @@ class Integrated:
         self._halves = halves
         return self.results()
 
-    def _log_probs(self, total: Tensor, count: int) -> Tensor:
+    def _plain_output(self, features: Tensor) -> Tensor:
         model = self.worker.model
         assert isinstance(model, LanguageModel)
-        features = total / count
         if model.projection is not None:
             features = F.linear(features, model.projection)
-        return model.output(features).float().log_softmax(-1)
+        return model.output(features)
+
+    def _log_probs(self, total: Tensor, count: int) -> Tensor:
+        return self.output(total / count).float().log_softmax(-1)
 
     def results(self) -> Results:
         """Per-target results [L, ...] under the name `integrated`."""

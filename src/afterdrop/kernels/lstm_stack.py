@@ -38,6 +38,16 @@ def padded(size: int) -> int:
     return -(-(size + 1) // UNIT) * UNIT
 
 
+def fine(dtype: torch.dtype) -> torch.dtype:
+    """The type of gates and masks: float16, eight times finer, in the place of bfloat16.
+
+    Example:
+        >>> fine(torch.bfloat16), fine(torch.float32)
+        (torch.float16, torch.float32)
+    """
+    return torch.float16 if dtype == torch.bfloat16 else dtype
+
+
 @dataclass(frozen=True)
 class StackShape:
     """The sizes of a stack of equal layers and of its windows.
@@ -125,16 +135,15 @@ class Stack:
         self.out = torch.zeros(T, B, H, device=device)
         self.last = torch.zeros(L, B, H, device=device)
         kept = (L, T, B, 4, H) if training else (1,)
-        # Gates lie in [-1, 1], where float16 is eight times finer than bfloat16.
-        keep_as = torch.float16 if dtype == torch.bfloat16 else dtype
+        keep_as = fine(dtype)
         self.gates = torch.zeros(kept, dtype=keep_as, device=device)
         self.d_gates = torch.zeros(kept, dtype=dtype, device=device)
         self.parts = torch.zeros(2, SPLITS, L, B, H, device=device)
         self.dc = torch.zeros(L, B, H, device=device)
         self.masks = tuple(
-            torch.ones(layers, T if sharing == "step" else 1, B, H, dtype=dtype, device=device)
+            torch.ones(layers, T if sharing == "step" else 1, B, H, dtype=keep_as, device=device)
             if sharing != "none"
-            else torch.ones(1, dtype=dtype, device=device)
+            else torch.ones(1, dtype=keep_as, device=device)
             for sharing, layers in zip(self.sharing, (L, max(1, L - 1)))
         )
         self.widths = [padded(shape.inputs), *[H] * (L - 1)]  # padded inputs of each layer

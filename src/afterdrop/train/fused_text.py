@@ -19,7 +19,7 @@ from afterdrop.data import IGNORE, EvalStripes
 from afterdrop.kernels.adam import Adam, Slot
 from afterdrop.kernels.cross_entropy import cross_entropy
 from afterdrop.kernels.graph import Replay
-from afterdrop.kernels.lstm_stack import Sharing, Stack, product
+from afterdrop.kernels.lstm_stack import Sharing, Stack, fine, product
 from afterdrop.kernels.mask import draw_mask
 from afterdrop.models import LanguageModel
 from afterdrop.models.fused import Copies, DeterministicPass, lstm_layers, why_not_fused
@@ -86,7 +86,7 @@ class FusedText:
                 T if shared(name) == "step" else 1,
                 B,
                 like.shape[-1],
-                dtype=dtype,
+                dtype=fine(dtype),
                 device=self.device,
             )
             for name, like in sizes.items()
@@ -244,8 +244,7 @@ class FusedText:
         time = section.window or self.task.window
         if self._evaluation is None:
             # float16 is eight times finer than bfloat16, and nothing here is out of its range.
-            half = torch.float16 if self.copies.dtype == torch.bfloat16 else self.copies.dtype
-            copies = Copies(self.model, half)
+            copies = Copies(self.model, fine(self.copies.dtype))
             self._evaluation = copies, DeterministicPass(copies, section.rows, time)
         copies, passes = self._evaluation
         copies.pack()

@@ -1,0 +1,17 @@
+"""What every test and doctest needs before anything is imported."""
+
+import importlib.util
+import os
+
+import torch
+
+if not torch.cuda.is_available():  # kernels then run in Triton's interpreter, on CPU tensors
+    os.environ["TRITON_INTERPRET"] = "1"
+
+collect_ignore_glob = []
+if importlib.util.find_spec("triton") is None:  # not there on every platform
+    collect_ignore_glob = [
+        "src/afterdrop/kernels/*.py",
+        "src/afterdrop/*/fused*.py",
+        "tests/kernels/*.py",
+    ]
