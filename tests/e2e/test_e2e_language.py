@@ -115,7 +115,7 @@ def test_own_text_has_sizes_of_its_level_and_bears_new_words(tmp_path, level, hi
         (["evaluate", "nowhere"], "no run folder"),
         (["test", "nowhere"], "afterdrop select"),
         (["data", "fetch"], "data fetch mnist"),
-        (["data", "fetch", "ptb", "--folder", "x"], "ptb cannot be fetched"),
+        (["data", "fetch", "ptb", "--data", "x"], "ptb cannot be fetched"),
     ],
 )
 def test_bad_input_of_the_verbs_is_named(capsys, tmp_path, monkeypatch, arguments, message):

@@ -8,6 +8,7 @@ from tyro.conf import Positional
 
 from afterdrop.cli.chain import Chain
 from afterdrop.cli.jobs import plan_jobs
+from afterdrop.cli.options import OptionalInt, OptionalPath
 from afterdrop.data.source import data_folder
 from afterdrop.errors import DataError, FileError
 from afterdrop.report.tables.bands import parse_band
@@ -20,13 +21,13 @@ SAMPLES = {"cpu": 20}  # K on a device; 100 elsewhere
 def reproduce(
     runs: Annotated[Positional[tuple[Path, ...]], tyro.conf.arg(metavar="[RUN ...]")] = (),
     /,
-    out: Path | None = None,
+    out: OptionalPath = None,
     bands: tuple[str, ...] = (),
-    data: Path | None = None,
-    every: Annotated[bool, tyro.conf.arg(name="all"), tyro.conf.FlagCreatePairsOff] = False,
+    data: OptionalPath = None,
+    every: Annotated[bool, tyro.conf.arg(name="all")] = False,
     minutes: float = 60.0,
     device: str = "cpu",
-    num_samples: int | None = None,
+    num_samples: OptionalInt = None,
     only: tuple[str, ...] = (),
     quiet: bool = False,
 ) -> None:
@@ -37,7 +38,7 @@ def reproduce(
     are there: training, evaluation, selection, within --minutes; small models on a CPU, those of
     the paper with --device cuda. Interrupted or killed, the same command goes on.
 
-    Examples:
+    For example:
       afterdrop reproduce runs/mnist runs/ptb --out tables
       afterdrop reproduce --all --data DIR --minutes 60 --out reproduction
 

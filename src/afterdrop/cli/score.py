@@ -2,9 +2,12 @@
 
 import math
 from pathlib import Path
+from typing import Annotated
 
+import tyro
 from tyro.conf import Positional
 
+from afterdrop.cli.options import OptionalInt, OptionalPath, OptionalText
 from afterdrop.cli.stream import open_stream
 from afterdrop.data import encode_text
 from afterdrop.data.source import read_content
@@ -12,18 +15,22 @@ from afterdrop.errors import DataError
 
 
 def score(
-    run: Positional[Path],
-    file: Positional[Path],
+    run: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")],
+    file: Annotated[Positional[Path], tyro.conf.arg(metavar="FILE")],
     /,
     tokens: bool = False,
-    num_samples: int | None = None,
-    data_folder: Path | None = None,
-    device: str = "cpu",
+    num_samples: OptionalInt = None,
+    data_folder: OptionalPath = None,
+    device: OptionalText = None,
 ) -> None:
     """Score a text file with the chosen member of a trained language model.
 
     Prints the number of tokens, the log-probability and the perplexity (bits for characters and
     bytes); with --tokens a line per token: log-probability and token.
+
+    For example:
+      afterdrop score runs/ptb letter.txt
+      afterdrop score runs/ptb letter.txt --tokens
 
     Args:
         run: A run folder of afterdrop train with a chosen member.
@@ -31,7 +38,7 @@ def score(
         tokens: Print every token.
         num_samples: Mask samples; by default those that the choice was made for.
         data_folder: The folder of the named data sets, if not the one of training.
-        device: Where the model runs, such as cuda.
+        device: Where the model runs; a GPU if there is one.
     """
     stream = open_stream(run, num_samples, data_folder, device)
     text = stream.text
