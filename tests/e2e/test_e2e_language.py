@@ -113,7 +113,7 @@ def test_own_text_has_sizes_of_its_level_and_bears_new_words(tmp_path, level, hi
         (["train", "digits-mlp", "--out", "x", "--set", "optimiser.rate=1"], "optimiser"),
         (["train", "digits-mlp", "--out", "x", "--set", "seed"], "name=value"),
         (["evaluate", "nowhere"], "no run folder"),
-        (["test", "nowhere"], "afterdrop select"),
+        (["test", "nowhere"], "nowhere is no folder"),
         (["data", "fetch"], "data fetch mnist"),
         (["data", "fetch", "ptb", "--data", "x"], "ptb cannot be fetched"),
     ],
