@@ -1,6 +1,5 @@
 """afterdrop score: log-probabilities of a text under the chosen member."""
 
-import math
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +11,7 @@ from afterdrop.cli.stream import open_stream
 from afterdrop.data import encode_text
 from afterdrop.data.source import read_content
 from afterdrop.errors import DataError
+from afterdrop.family.presentation import presentation
 
 
 def score(
@@ -52,9 +52,8 @@ def score(
                 f"{value:10.4f}  {token!r}" if text.level != "word" else f"{value:10.4f}  {token}"
             )
     xe = -log_probs.mean().item()
-    shown = (
-        f"perplexity {math.exp(xe):.2f}"
-        if text.unit == "word"
-        else f"{xe / math.log(2):.4f} bits per {text.unit}"
+    shown = presentation(text.unit)
+    print(
+        f"{len(ids)} tokens, log-probability {log_probs.sum().item():.2f} nats, "
+        f"{shown.name} {shown.show(xe):.{shown.digits}f}"
     )
-    print(f"{len(ids)} tokens, log-probability {log_probs.sum().item():.2f} nats, {shown}")

@@ -13,10 +13,13 @@ from afterdrop.cli.torchrun import shared_evaluation
 from afterdrop.errors import FileError
 from afterdrop.evaluate.evaluate import Settings
 from afterdrop.family.member import DET, Grid
+from afterdrop.family.presentation import presentation
 from afterdrop.masks.uniforms import Plan
+from afterdrop.models import LanguageModel
 from afterdrop.select.folder import load_choice, scores_path
 from afterdrop.select.tables import summary_table
 from afterdrop.train import load_model
+from afterdrop.train.folder import RunFolder
 from afterdrop.trained import evaluate_run
 
 
@@ -69,8 +72,10 @@ def test(
     tempered = DET.at_temperature(notes["deterministic_temperature"])
     members = list(dict.fromkeys([DET, tempered, member]))
     print(summary_table(scores, members))
-    if loaded.config.model.kind == "language_model":
-        print("Perplexity: " + ", ".join(f"{scores.perplexity(m):.2f}" for m in members))
+    if isinstance(loaded.model, LanguageModel):
+        shown = presentation(RunFolder(run).read_config()[1]["unit"])
+        values = (shown.show(scores.xe(m).value) for m in members)
+        print(f"{shown.name}: {', '.join(f'{value:.{shown.digits}f}' for value in values)}")
     difference = scores.difference(member, DET)
     print(
         f"Chosen minus deterministic at T = 1: {difference.value:+.4f} ± {difference.error:.4f} "
