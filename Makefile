@@ -36,7 +36,7 @@ format: env
 	$(BIN)/ruff check --fix .
 
 # One thread: the tests are many and small, and threads of a busy machine wait for each other.
-test: lint
+test: lint docs
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 # Where there is a GPU: its own tests, and those of the kernels on the device itself.

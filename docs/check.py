@@ -50,6 +50,8 @@ def _exists(name: str) -> bool:
         "models",
         "report",
         "tune",
+        "kernels",
+        "recipes",
     )
     if first in packages:
         for cut in range(len(rest), 0, -1):

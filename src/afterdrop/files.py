@@ -58,11 +58,23 @@ def read_json(path: str | Path, kind: str, version: int) -> dict[str, Any]:
         raise FileError(f"cannot read {path}: {error}") from error
     except ValueError as error:
         raise FileError(f"{path} is not JSON ({error}); is it complete?") from error
-    if not isinstance(record, dict) or record.get("kind") != kind:
-        raise FileError(f"{path} is not an {kind} file")
-    if record.get("version") != version:
-        raise FileError(
-            f"{path} has schema version {record.get('version')!r}, this afterdrop reads {version}; "
-            "write it again or install the matching afterdrop"
-        )
+    check_header(path, record, kind, version)
     return {k: v for k, v in record.items() if k not in ("kind", "version")}
+
+
+def check_header(path: str | Path, header: object, kind: str, version: int) -> None:
+    """Requires what a file says of itself to be of a kind and version.
+
+    Raises:
+        FileError: If it is foreign or of another version.
+
+    Example:
+        >>> check_header("a.json", {"kind": "afterdrop-run", "version": 1}, "afterdrop-run", 1)
+    """
+    if not isinstance(header, dict) or header.get("kind") != kind:
+        raise FileError(f"{path} is foreign: it is not an {kind} file; make it with afterdrop")
+    if header.get("version") != version:
+        raise FileError(
+            f"{path} has schema version {header.get('version')!r}, this afterdrop reads {version}; "
+            "make it again or install the matching afterdrop"
+        )

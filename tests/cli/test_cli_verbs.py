@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import afterdrop as ad
-from afterdrop.cli import main
+from afterdrop.cli import VERBS, main
 
 SOURCE = """
 import torch
@@ -80,7 +80,15 @@ def test_existing_scores_are_not_replaced_unless_asked(folder, capsys):
         (["sites", "mine:missing", "mine:valid_batches"], "missing"),
         (["sites", "mine:not_a_model", "mine:valid_batches"], "not a torch.nn.Module"),
         (["sites", "mine:no_dropout", "mine:valid_batches"], "no dropout"),
-        (["select", "empty"], "afterdrop evaluate"),
+        (["select", "."], "afterdrop evaluate"),
+        (["select", "empty"], "empty is no folder"),
+        (["test", "empty"], "empty is no folder"),
+        (["sample", "."], "afterdrop select ."),
+        (["train", "digits-mlp", "--out", "r", "--device", "gpu"], "device='gpu'"),
+        (["train", "digits-mlp", "--out", "r", "--device", "cuda:99"], "device='cuda:99'"),
+        (["tune", "digits-mlp", "--study", "s", "--device", "gpu"], "device='gpu'"),
+        (["train", "pydoc-small", "--out", "r", "--level", "char"], "--set data.level"),
+        (["data", "fetch", "mnist"], "--data DIR"),
         (["evaluate", "mine:load_model", "builtin:digits", "--out", "r", "--split", "x"], "splits"),
         (
             ["evaluate", "mine:load_model", "mine:valid_batches", "--out", "r", "--alphas", "2"],
@@ -92,11 +100,33 @@ def test_existing_scores_are_not_replaced_unless_asked(folder, capsys):
         ),
     ],
 )
-def test_bad_input_is_one_line_that_names_it(folder, capsys, arguments, message):
+def test_bad_input_is_one_line_that_names_it(folder, capsys, monkeypatch, arguments, message):
+    monkeypatch.delenv("AFTERDROP_DATA", raising=False)
     assert main(arguments) == 2
     captured = capsys.readouterr()
     assert captured.err.startswith("afterdrop: ")
     assert message in captured.err
+
+
+def test_every_verb_is_in_the_overview_and_teaches_by_example(capsys):
+    assert main(["--help"]) == 0
+    overview = capsys.readouterr().out
+    for verb in VERBS:
+        assert f"\n  {verb} " in overview
+        with pytest.raises(SystemExit):
+            main([verb, "--help"])
+        shown = capsys.readouterr().out
+        examples = [line for line in shown.splitlines() if line.startswith("  afterdrop ")]
+        assert examples, verb
+        assert all(line.split()[1] == verb for line in examples)
+
+
+def test_a_misspelt_verb_is_answered_with_the_right_one(capsys):
+    assert main(["evalute", "run"]) == 2
+    assert "no verb 'evalute'; try evaluate" in capsys.readouterr().err
+    assert main([]) == 2
+    assert main(["--version"]) == 0
+    assert ad.__version__ in capsys.readouterr().out
 
 
 def test_selecting_on_test_scores_is_refused(folder, capsys):

@@ -51,7 +51,7 @@ def test_train_evaluate_select_test_score_and_sample(run, capsys, tmp_path):
     }
     assert _run_hint(capsys.readouterr().out)["predict"].stream.time == 10
     assert main(["test", str(run), "--quiet"]) == 0
-    assert "Perplexity:" in capsys.readouterr().out
+    assert "perplexity: " in capsys.readouterr().out
     scores = ad.Scores.load(run / "scores" / "test.safetensors")
     assert scores.split == "test" and scores.num_targets == 12 * 7
     assert main(["test", str(run), "--quiet"]) == 2
@@ -89,9 +89,16 @@ def test_lamb_parity_evaluates_tempered_samples_with_their_own_states(run, capsy
 
 
 @pytest.mark.parametrize(
-    ("level", "hidden"), [("word", [256, 256]), ("char", [512]), ("byte", [512])]
+    ("level", "hidden", "unit"),
+    [
+        ("word", [256, 256], "perplexity"),
+        ("char", [512], "bits per char"),
+        ("byte", [512], "bits per byte"),
+    ],
 )
-def test_own_text_has_sizes_of_its_level_and_bears_new_words(tmp_path, level, hidden):
+def test_own_text_has_sizes_and_units_of_its_level_and_bears_new_words(
+    tmp_path, capsys, level, hidden, unit
+):
     for split, word in (("train", "seen"), ("valid", "new"), ("test", "newer")):
         (tmp_path / f"{split}.txt").write_text(
             f"a b c a b c {word}\n" * (40 if word == "seen" else 2)
@@ -103,6 +110,14 @@ def test_own_text_has_sizes_of_its_level_and_bears_new_words(tmp_path, level, hi
     loaded = load_model(tmp_path / "run")
     assert loaded.config.to_dict()["model"]["hidden_sizes"] == hidden
     assert loaded.load_data().vocabulary.unknown == "<unk>"
+    run = str(tmp_path / "run")
+    options = ["--num-samples", "2", "--alphas", "1", "--multipliers", "0", "1", "--quiet"]
+    assert main(["evaluate", run, *options]) == 0
+    assert main(["select", run, "--folds", "0", "--resamples", "0"]) == 0
+    assert main(["test", run, "--quiet"]) == 0
+    assert f"{unit}: " in capsys.readouterr().out
+    assert main(["score", run, str(tmp_path / "test.txt")]) == 0
+    assert f"{unit} " in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -113,9 +128,9 @@ def test_own_text_has_sizes_of_its_level_and_bears_new_words(tmp_path, level, hi
         (["train", "digits-mlp", "--out", "x", "--set", "optimiser.rate=1"], "optimiser"),
         (["train", "digits-mlp", "--out", "x", "--set", "seed"], "name=value"),
         (["evaluate", "nowhere"], "no run folder"),
-        (["test", "nowhere"], "afterdrop select"),
+        (["test", "nowhere"], "nowhere is no folder"),
         (["data", "fetch"], "data fetch mnist"),
-        (["data", "fetch", "ptb", "--folder", "x"], "ptb cannot be fetched"),
+        (["data", "fetch", "ptb", "--data", "x"], "ptb cannot be fetched"),
     ],
 )
 def test_bad_input_of_the_verbs_is_named(capsys, tmp_path, monkeypatch, arguments, message):

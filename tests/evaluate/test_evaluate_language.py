@@ -9,7 +9,7 @@ from afterdrop.errors import DataError
 from afterdrop.evaluate.evaluate import Settings
 from afterdrop.evaluate.language import StreamSettings, evaluate_text
 from afterdrop.masks.uniforms import Plan
-from afterdrop.models import LanguageModel, LanguageModelConfig
+from afterdrop.models import LanguageModel, LanguageModelConfig, product
 from afterdrop.select.stream import StreamPredictor
 
 EOS = 0
@@ -46,6 +46,23 @@ def settings(**changes):
 
 def values(scores, member):
     return scores.values(member).whole
+
+
+def test_weights_that_are_packed_for_the_cpu_give_the_same_scores(text, monkeypatch):
+    config = LanguageModelConfig(vocabulary=11, hidden_sizes=(256,), state_dropout=0.4)
+    model = LanguageModel(config).eval()
+    assert model.stack.layers[0].weight_h.numel() >= product.PACK_FROM_ELEMENTS
+
+    def scores():
+        return evaluate_text(model, text, EOS, settings(), StreamSettings(time=10), lines=False)
+
+    packed = scores()
+    monkeypatch.setattr(product, "PACK_FROM_ELEMENTS", 2**62)
+    plain = scores()
+    for member in (ad.DET, ad.GMC, ad.AMC):
+        torch.testing.assert_close(
+            values(packed, member), values(plain, member), rtol=1e-5, atol=1e-5
+        )
 
 
 def test_deterministic_scores_are_those_of_one_pass_over_the_stream(model, text):

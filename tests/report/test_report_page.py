@@ -282,6 +282,33 @@ def test_the_commands_that_repeat_an_evaluation_are_taken_as_they_are(trained, t
     assert torch.equal(before.tensors["mc_target"], after.tensors["mc_target"])
 
 
+def test_scores_of_training_data_are_shown_if_they_are_of_the_same_model(trained_copy, scores):
+    options = ["--split", "train", "--limit", "60", "--num-samples", "4", "--quiet"]
+    assert main(["evaluate", str(trained_copy), *options]) == 0
+    page = report(trained_copy)
+    assert "How well it fits the training data" in page.words
+    assert "on the first 60 targets" in page.words
+    scores.save(trained_copy / "scores" / "train.safetensors")
+    page = report(trained_copy)
+    assert "How well it fits the training data" not in page.words
+    assert "the scores of train are of another model" in page.words
+
+
+def test_a_part_of_a_split_is_said_and_repeated(trained_copy):
+    options = ["--limit", "50", "--num-samples", "4", "--overwrite", "--quiet"]
+    assert main(["evaluate", str(trained_copy), *options]) == 0
+    assert "--limit 50" in repeat_commands(read_run(trained_copy))[1]
+    assert "the first of the split" in report(trained_copy).words
+
+
+def test_a_study_and_its_trials_lead_to_the_study_page(trained, tmp_path, capsys):
+    run = shutil.copytree(trained, tmp_path / "study" / "trials" / "0000")
+    (tmp_path / "study" / "study.html").write_text("a page")
+    assert "This run is a trial of a study" in report(run).words
+    assert main(["report", str(tmp_path / "study")]) == 2
+    assert str(tmp_path / "study" / "study.html") in capsys.readouterr().err
+
+
 def test_runs_are_compared_on_one_page(trained, own_run, tmp_path, capsys):
     own_scores(seed=1).save(tmp_path / "other" / "scores" / "valid.safetensors")
     out = tmp_path / "all.html"

@@ -14,11 +14,12 @@ from afterdrop.train import load_model
 from afterdrop.tune import trial as trial_module
 from afterdrop.tune.backend import Trial
 from afterdrop.tune.checks import TuneError
+from afterdrop.tune.figures import study_figures
 from afterdrop.tune.ledger import ends
 from afterdrop.tune.page import study_page
 from afterdrop.tune.rerun import rank
 from afterdrop.tune.settings import TuneSettings, plan_study
-from afterdrop.tune.space import Axis
+from afterdrop.tune.space import Axis, Space
 from afterdrop.tune.study import tune
 from afterdrop.tune.worker import Workplace
 
@@ -187,6 +188,13 @@ def test_the_page_needs_nothing_else_and_escapes_what_it_shows(settings, tmp_pat
     assert [link for link in links if not link.startswith("data:")] == []
     assert "url(http" not in page and "@import" not in page
     assert page == study_page(run(named, tmp_path / "s"))  # the same study, the same bytes
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_there_is_a_panel_for_each_axis_and_none_besides(count):
+    space = Space(tuple(Axis(f"model.axis{i}", 0.1, 0.9) for i in range(count)))
+    slices = study_figures(space, [])["Slices"]
+    assert slices.count('id="matplotlib.axis_') == 2 * count
 
 
 @pytest.mark.parametrize("name", recipes.names())

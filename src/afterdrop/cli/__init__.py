@@ -1,11 +1,13 @@
 """The command line: one file a verb, each parses, calls the library and prints."""
 
+import difflib
 import os
 import sys
 from collections.abc import Callable, Sequence
 
 import tyro
 
+import afterdrop
 from afterdrop.cli.compare import compare
 from afterdrop.cli.data import data
 from afterdrop.cli.evaluate import evaluate
@@ -36,31 +38,52 @@ VERBS: dict[str, Callable[..., None]] = {
     "data": data,
 }
 
+_FLAGS = (tyro.conf.FlagCreatePairsOff,)  # --quiet, without --no-quiet
+
 _ABOUT = """Train once with dropout, choose the model afterwards.
 
-  afterdrop sites    MODEL DATA            what is random in your own model
-  afterdrop evaluate MODEL DATA --out RUN  scores of every member of the dropout family
-  afterdrop select   RUN                   the best member, and how sure that is
-  afterdrop report   RUN                   one page about it: RUN/report.html
-  afterdrop compare  RUN RUN...            several runs on one page
+usage: afterdrop VERB ...
 
-  afterdrop train    RECIPE --out RUN      train a model of the paper, or on your own text
-  afterdrop tune     RECIPE --study STUDY  search its hyperparameters
-  afterdrop evaluate RUN                   scores of every member on its validation data
-  afterdrop test     RUN                   the chosen member on test data
-  afterdrop score    RUN FILE              log-probability of a text
-  afterdrop sample   RUN                   text drawn from the chosen member
-  afterdrop reproduce RUN ...              the paper's tables, beside the published figures
-  afterdrop data     list|fetch NAME       data sets by name
-"""
+Your own model and data, by import path:
+  sites     MODEL DATA            what is random in the model
+  evaluate  MODEL DATA --out RUN  scores of every member of the dropout family
+  select    RUN                   the best member, and how sure that is
+
+The paper's models, on its data or your own text:
+  train     RECIPE --out RUN      train by a recipe
+  tune      RECIPE --study STUDY  search a recipe's hyperparameters
+  evaluate  RUN                   scores of every member on the run's validation data
+  select    RUN                   the best member, and how sure that is
+  test      RUN                   the chosen member on test data
+  score     RUN FILE              log-probability of a text under it
+  sample    RUN                   text drawn from it
+  data      list | fetch NAME     data sets by name
+
+Pages and tables:
+  report    RUN                   one page about a run: RUN/report.html
+  compare   RUN RUN...            several runs on one page
+  reproduce RUN...                the paper's tables, beside the published figures
+
+afterdrop VERB --help explains a verb, with examples; afterdrop --version says which this is."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a verb; returns the exit status (0 done, 2 bad input, 130 interrupted)."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] in ([], ["-h"], ["--help"]):
+        print(_ABOUT)
+        return 0 if given else 2
+    if given[0] == "--version":
+        print(f"afterdrop {afterdrop.__version__}")
+        return 0
+    verb, *rest = given
+    if verb not in VERBS:
+        near = difflib.get_close_matches(verb, VERBS, n=1) or list(VERBS)
+        print(f"afterdrop: there is no verb {verb!r}; try {', '.join(near)}", file=sys.stderr)
+        return 2
     try:
-        tyro.extras.subcommand_cli_from_dict(
-            VERBS, prog="afterdrop", description=_ABOUT, args=arguments
-        )
+        # One verb at a time: tyro's list of subcommands would repeat the whole help of each.
+        tyro.cli(VERBS[verb], prog=f"afterdrop {verb}", args=rest, config=_FLAGS)
     except StoppedElsewhere:  # rank 0 says why
         return 2
     except AfterdropError as error:

@@ -6,13 +6,15 @@ from typing import Annotated
 import tyro
 from tyro.conf import Positional
 
+from afterdrop.cli.options import OptionalPath
+
 
 def compare(
     runs: Annotated[Positional[tuple[Path, ...]], tyro.conf.arg(metavar="RUN RUN...")],
     /,
     out: Path = Path("compare.html"),
     split: str = "valid",
-    data_folder: Path | None = None,
+    data_folder: OptionalPath = None,
 ) -> None:
     """Write one self-contained HTML page that compares runs.
 
@@ -20,8 +22,9 @@ def compare(
     of every run, then overlaid curves. Runs scored on the same data are also compared target by
     target, which says which differences are more than chance.
 
-    Try `afterdrop compare runs/ptb runs/ptb-retuned`, or all at once with
-    `afterdrop compare runs/* --out all.html`.
+    For example:
+      afterdrop compare runs/ptb runs/ptb-retuned
+      afterdrop compare runs/* --out all.html
 
     Args:
         runs: Two run folders or more.

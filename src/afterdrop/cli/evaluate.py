@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
+from afterdrop.cli.options import OptionalInt, OptionalPath, OptionalText
 from afterdrop.cli.resolve import resolve_batches, resolve_model
 from afterdrop.cli.run import is_run, parts_path
 from afterdrop.cli.torchrun import shared_evaluation
@@ -25,9 +26,9 @@ def evaluate(
     model: Annotated[Positional[str], tyro.conf.arg(metavar="RUN|MODEL")],
     data: Annotated[Positional[str | None], tyro.conf.arg(metavar="[DATA]")] = None,
     /,
-    out: Path | None = None,
+    out: OptionalPath = None,
     split: str = "valid",
-    limit: int | None = None,
+    limit: OptionalInt = None,
     num_samples: int = 100,
     alphas: tuple[float, ...] = Grid().alphas,
     multipliers: tuple[float, ...] = Grid().multipliers,
@@ -39,15 +40,15 @@ def evaluate(
     noise: tuple[str, ...] = (),
     batch_dim: int = 0,
     ignore_index: int = -100,
-    window: int | None = None,
+    window: OptionalInt = None,
     stripes: int = 1,
     carry: Literal["deterministic", "sampled"] = "deterministic",
     lifetime: Literal["window", "stream"] = "window",
     lamb: bool = False,
     which: Literal["best", "last"] = "best",
-    data_folder: Path | None = None,
-    device: str = "cpu",
-    memory_mib: int | None = None,
+    data_folder: OptionalPath = None,
+    device: OptionalText = None,
+    memory_mib: OptionalInt = None,
     overwrite: bool = False,
     quiet: bool = False,
 ) -> None:
@@ -57,15 +58,15 @@ def evaluate(
     model with dropout under control, and writes RUN/scores/SPLIT.safetensors. Interrupted, the
     same command goes on where it was.
 
-    Examples:
+    For example:
       afterdrop evaluate runs/ptb
       afterdrop evaluate mymodel:load_model mymodel:valid_batches --out runs/mine
       torchrun --nproc-per-node 4 -m afterdrop evaluate runs/ptb --device cuda
 
     Args:
         model: A run folder; or the import path of a module or of a function that returns it.
-        data: Import path of batches (inputs, targets) or of a function that returns them; or
-            builtin:digits. Not with a run folder, which knows its data.
+        data: Import path of batches (inputs, targets), or of a function that returns them, or the
+            name builtin:digits. Not with a run folder, which knows its data.
         out: The run folder that gets the scores; needed with an import path.
         split: Name of the data. Scores of "test" cannot be used to select.
         limit: Of a run's data: the first so many tokens or images only.
@@ -87,7 +88,7 @@ def evaluate(
         lamb: Texts: lamb's arithmetic evaluation (temper sample, sampled carry, independent masks).
         which: The run's best or last weights.
         data_folder: The folder of the named data sets, if not the one of training.
-        device: Where a run's model is evaluated, such as cuda.
+        device: Where a run's model is evaluated; a GPU if there is one.
         memory_mib: Memory for accumulators and activations in MiB.
         overwrite: Replace scores that are there.
         quiet: No progress bar and no table.
@@ -122,7 +123,8 @@ def evaluate(
     stream = {"stripes": stripes, "carry": carry, "lifetime": lifetime}
     if window is not None:
         stream["time"] = window
-    with shared_evaluation(device, parts_path(run, split)) as (where, ranks):
+    asked = device if trained else device or "cpu"  # a user's own model stays where it is
+    with shared_evaluation(asked, parts_path(run, split)) as (where, ranks):
         settings = dataclasses.replace(settings, ranks=ranks)
         if trained:
             loaded = load_model(model, which, device=where)

@@ -6,14 +6,16 @@ from typing import Annotated
 import tyro
 from tyro.conf import Positional
 
+from afterdrop.cli.options import OptionalPath
+
 
 def report(
     run: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")],
     /,
-    out: Path | None = None,
+    out: OptionalPath = None,
     split: str = "valid",
-    classes: Path | None = None,
-    data_folder: Path | None = None,
+    classes: OptionalPath = None,
+    data_folder: OptionalPath = None,
 ) -> None:
     """Write one self-contained HTML page about a run, for people who never read the paper.
 
@@ -22,8 +24,9 @@ def report(
     the protocol and the commands that repeat it all. It needs no network, works on a phone, in
     dark mode and on paper, and says what is missing in the run and how to make it.
 
-    Try `afterdrop report runs/ptb` and open runs/ptb/report.html in a browser; or, for scores of
-    your own model, `afterdrop report runs/mine --classes classes.json`.
+    For example (open runs/ptb/report.html in a browser; the second is for your own model):
+      afterdrop report runs/ptb
+      afterdrop report runs/mine --classes classes.json
 
     Args:
         run: A run folder: of afterdrop train, or one with scores of your own model.

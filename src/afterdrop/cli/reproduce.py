@@ -8,8 +8,9 @@ from tyro.conf import Positional
 
 from afterdrop.cli.chain import Chain
 from afterdrop.cli.jobs import plan_jobs
+from afterdrop.cli.options import OptionalInt, OptionalPath
 from afterdrop.data.source import data_folder
-from afterdrop.errors import DataError, FileError
+from afterdrop.errors import DataError, ExtraError, FileError
 from afterdrop.report.tables.bands import parse_band
 from afterdrop.report.tables.paper import paper_tables
 from afterdrop.report.tables.writers import to_text, write_tables
@@ -20,13 +21,13 @@ SAMPLES = {"cpu": 20}  # K on a device; 100 elsewhere
 def reproduce(
     runs: Annotated[Positional[tuple[Path, ...]], tyro.conf.arg(metavar="[RUN ...]")] = (),
     /,
-    out: Path | None = None,
+    out: OptionalPath = None,
     bands: tuple[str, ...] = (),
-    data: Path | None = None,
-    every: Annotated[bool, tyro.conf.arg(name="all"), tyro.conf.FlagCreatePairsOff] = False,
+    data: OptionalPath = None,
+    every: Annotated[bool, tyro.conf.arg(name="all")] = False,
     minutes: float = 60.0,
     device: str = "cpu",
-    num_samples: int | None = None,
+    num_samples: OptionalInt = None,
     only: tuple[str, ...] = (),
     quiet: bool = False,
 ) -> None:
@@ -37,13 +38,14 @@ def reproduce(
     are there: training, evaluation, selection, within --minutes; small models on a CPU, those of
     the paper with --device cuda. Interrupted or killed, the same command goes on.
 
-    Examples:
+    For example:
       afterdrop reproduce runs/mnist runs/ptb --out tables
       afterdrop reproduce --all --data DIR --minutes 60 --out reproduction
 
     Args:
         runs: Run folders of afterdrop train or afterdrop evaluate.
-        out: Writes each table there as .txt, .md, .csv and .tex; needed with --all.
+        out: Writes each table there as .txt, .md, .csv and .tex, and figures as .pdf; needed with
+            --all.
         bands: Bands of Table 3, such as "> 500" "< 500" "5-9"; the paper's by default.
         data: The folder of the named data sets, if not the one of training.
         every: Run the whole chain first, in --out.
@@ -65,8 +67,10 @@ def reproduce(
         for table in tables:
             print(to_text(table), end="\n\n")
     if out is not None:
-        write_tables(tables, out / "tables" if every else out)
-        print(f"Wrote {out / 'tables' if every else out}: tables.md, table1.txt to table5.tex")
+        folder = out / "tables" if every else out
+        write_tables(tables, folder)
+        print(f"Wrote {folder}: tables.md, table1.txt to table5.tex")
+        _draw(runs, folder / "figures", data)
     for fault in faults:
         print(f"Failed: {fault}")
 
@@ -88,3 +92,16 @@ def _run_chain(chain: Chain, only: tuple[str, ...]) -> tuple[tuple[Path, ...], l
             raise DataError(f"--only {name}: the runs for these data are {', '.join(names)}")
     folders, faults = chain.run([job for job in jobs if not only or job.name in only])
     return tuple(folders), faults
+
+
+def _draw(runs: tuple[Path, ...], folder: Path, data: Path | None) -> None:
+    """Writes the figures if matplotlib is there, and says what is missing."""
+    try:
+        from afterdrop.report.paper_figures import write_figures
+    except ExtraError as error:
+        print(f"Missing: {error}")
+        return
+    written, faults = write_figures(runs, folder, data=data)
+    print(f"Wrote {folder}: {len(written)} figures")
+    for fault in faults:
+        print(f"Missing: {fault}")

@@ -1,23 +1,29 @@
 """afterdrop sample: text drawn from the chosen member."""
 
 from pathlib import Path
+from typing import Annotated
 
+import tyro
 from tyro.conf import Positional
 
+from afterdrop.cli.options import OptionalInt, OptionalPath, OptionalText
 from afterdrop.cli.stream import open_stream
 from afterdrop.data import decode_text
 
 
 def sample(
-    run: Positional[Path],
+    run: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")],
     /,
     length: int = 100,
     seed: int = 0,
-    num_samples: int | None = None,
-    data_folder: Path | None = None,
-    device: str = "cpu",
+    num_samples: OptionalInt = None,
+    data_folder: OptionalPath = None,
+    device: OptionalText = None,
 ) -> None:
     """Draw a text from the chosen member of a trained language model.
+
+    For example:
+      afterdrop sample runs/ptb --length 200 --seed 1
 
     Args:
         run: A run folder of afterdrop train with a chosen member.
@@ -25,7 +31,7 @@ def sample(
         seed: Of the drawing.
         num_samples: Mask samples; by default those that the choice was made for.
         data_folder: The folder of the named data sets, if not the one of training.
-        device: Where the model runs, such as cuda.
+        device: Where the model runs; a GPU if there is one.
     """
     stream = open_stream(run, num_samples, data_folder, device)
     vocabulary = stream.text.vocabulary

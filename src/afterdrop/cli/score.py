@@ -1,29 +1,36 @@
 """afterdrop score: log-probabilities of a text under the chosen member."""
 
-import math
 from pathlib import Path
+from typing import Annotated
 
+import tyro
 from tyro.conf import Positional
 
+from afterdrop.cli.options import OptionalInt, OptionalPath, OptionalText
 from afterdrop.cli.stream import open_stream
 from afterdrop.data import encode_text
 from afterdrop.data.source import read_content
 from afterdrop.errors import DataError
+from afterdrop.family.presentation import presentation
 
 
 def score(
-    run: Positional[Path],
-    file: Positional[Path],
+    run: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")],
+    file: Annotated[Positional[Path], tyro.conf.arg(metavar="FILE")],
     /,
     tokens: bool = False,
-    num_samples: int | None = None,
-    data_folder: Path | None = None,
-    device: str = "cpu",
+    num_samples: OptionalInt = None,
+    data_folder: OptionalPath = None,
+    device: OptionalText = None,
 ) -> None:
     """Score a text file with the chosen member of a trained language model.
 
     Prints the number of tokens, the log-probability and the perplexity (bits for characters and
     bytes); with --tokens a line per token: log-probability and token.
+
+    For example:
+      afterdrop score runs/ptb letter.txt
+      afterdrop score runs/ptb letter.txt --tokens
 
     Args:
         run: A run folder of afterdrop train with a chosen member.
@@ -31,7 +38,7 @@ def score(
         tokens: Print every token.
         num_samples: Mask samples; by default those that the choice was made for.
         data_folder: The folder of the named data sets, if not the one of training.
-        device: Where the model runs, such as cuda.
+        device: Where the model runs; a GPU if there is one.
     """
     stream = open_stream(run, num_samples, data_folder, device)
     text = stream.text
@@ -45,9 +52,8 @@ def score(
                 f"{value:10.4f}  {token!r}" if text.level != "word" else f"{value:10.4f}  {token}"
             )
     xe = -log_probs.mean().item()
-    shown = (
-        f"perplexity {math.exp(xe):.2f}"
-        if text.unit == "word"
-        else f"{xe / math.log(2):.4f} bits per {text.unit}"
+    shown = presentation(text.unit)
+    print(
+        f"{len(ids)} tokens, log-probability {log_probs.sum().item():.2f} nats, "
+        f"{shown.name} {shown.show(xe):.{shown.digits}f}"
     )
-    print(f"{len(ids)} tokens, log-probability {log_probs.sum().item():.2f} nats, {shown}")

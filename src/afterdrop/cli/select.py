@@ -1,20 +1,22 @@
 """afterdrop select: choose a member on validation scores."""
 
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+import tyro
 from tyro.conf import Positional
 
+from afterdrop.cli.options import OptionalInt
 from afterdrop.family.member import DET
 from afterdrop.select.folder import load_scores, member_path
 from afterdrop.select.select import select as select_member
 
 
 def select(
-    run: Positional[Path],
+    run: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")],
     /,
     split: str = "valid",
-    num_samples: int | None = None,
+    num_samples: OptionalInt = None,
     prefer: Literal["best", "cheapest"] = "best",
     folds: int = 5,
     resamples: int = 200,
@@ -24,6 +26,10 @@ def select(
 
     Reads RUN/scores/SPLIT.safetensors, prints what was gained over deterministic evaluation and
     the ranking, and writes RUN/member.json. Scores of a test split are refused.
+
+    For example:
+      afterdrop select runs/ptb
+      afterdrop select runs/mine --num-samples 20 --prefer cheapest
 
     Args:
         run: The run folder.

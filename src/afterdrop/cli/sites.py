@@ -1,5 +1,8 @@
 """afterdrop sites: what is random in a model."""
 
+from typing import Annotated
+
+import tyro
 from tyro.conf import Positional
 
 from afterdrop.cli.resolve import resolve_batches, resolve_model
@@ -8,8 +11,8 @@ from afterdrop.masks.sites import Sites, find_sites
 
 
 def sites(
-    model: Positional[str],
-    data: Positional[str],
+    model: Annotated[Positional[str], tyro.conf.arg(metavar="MODEL")],
+    data: Annotated[Positional[str], tyro.conf.arg(metavar="DATA")],
     /,
     split: str = "valid",
     rates: tuple[str, ...] = (),
@@ -20,6 +23,10 @@ def sites(
 
     Says what is random, at which rate, and what stays off because it is not dropout. A model that
     draws random numbers beyond control is refused, with the remedy.
+
+    For example:
+      afterdrop sites mymodel:load_model mymodel:valid_batches
+      afterdrop sites awd:load_model awd:valid_batches --rates encoder.dropoute
 
     Args:
         model: Import path of a module or of a function that returns it, as in pkg.module:name.

@@ -13,6 +13,7 @@ from afterdrop.models import LanguageModel
 from afterdrop.select.folder import load_choice
 from afterdrop.select.stream import StreamPredictor
 from afterdrop.train import load_model
+from afterdrop.train.device import choose_device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,10 +34,12 @@ class Stream:
         return torch.cat(parts)
 
 
-def open_stream(run: Path, num_samples: int | None, data: Path | None, device: str) -> Stream:
+def open_stream(
+    run: Path, num_samples: int | None, data: Path | None, device: str | None
+) -> Stream:
     """Opens the chosen member of a run as it was evaluated."""
     member, notes = load_choice(run)
-    loaded = load_model(run, device=device)
+    loaded = load_model(run, device=choose_device(device))
     text = loaded.load_data(data)
     if not isinstance(loaded.model, LanguageModel) or not isinstance(text, TextSet):
         raise DataError(f"{run} holds a classifier; this verb is for language models")

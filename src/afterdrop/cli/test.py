@@ -2,28 +2,34 @@
 
 import dataclasses
 from pathlib import Path
+from typing import Annotated
 
+import tyro
 from tyro.conf import Positional
 
+from afterdrop.cli.options import OptionalInt, OptionalPath, OptionalText
 from afterdrop.cli.run import parts_path
 from afterdrop.cli.torchrun import shared_evaluation
 from afterdrop.errors import FileError
 from afterdrop.evaluate.evaluate import Settings
 from afterdrop.family.member import DET, Grid
+from afterdrop.family.presentation import presentation
 from afterdrop.masks.uniforms import Plan
+from afterdrop.models import LanguageModel
 from afterdrop.select.folder import load_choice, scores_path
 from afterdrop.select.tables import summary_table
 from afterdrop.train import load_model
+from afterdrop.train.folder import RunFolder
 from afterdrop.trained import evaluate_run
 
 
 def test(
-    run: Positional[Path],
+    run: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")],
     /,
     split: str = "test",
-    num_samples: int | None = None,
-    data_folder: Path | None = None,
-    device: str = "cpu",
+    num_samples: OptionalInt = None,
+    data_folder: OptionalPath = None,
+    device: OptionalText = None,
     overwrite: bool = False,
     quiet: bool = False,
 ) -> None:
@@ -32,12 +38,16 @@ def test(
     Nothing is fitted here: the member and the temperatures come from RUN/member.json, which
     afterdrop select wrote from validation scores. Writes RUN/scores/test.safetensors.
 
+    For example:
+      afterdrop test runs/ptb
+      torchrun --nproc-per-node 4 -m afterdrop test runs/ptb --device cuda
+
     Args:
         run: A run folder of afterdrop train with a chosen member.
         split: Name of the data.
         num_samples: Mask samples; by default those that the choice was made for.
         data_folder: The folder of the named data sets, if not the one of training.
-        device: Where the model is evaluated, such as cuda.
+        device: Where the model is evaluated; a GPU if there is one.
         overwrite: Replace scores that are there.
         quiet: No progress bar.
     """
@@ -62,8 +72,10 @@ def test(
     tempered = DET.at_temperature(notes["deterministic_temperature"])
     members = list(dict.fromkeys([DET, tempered, member]))
     print(summary_table(scores, members))
-    if loaded.config.model.kind == "language_model":
-        print("Perplexity: " + ", ".join(f"{scores.perplexity(m):.2f}" for m in members))
+    if isinstance(loaded.model, LanguageModel):
+        shown = presentation(RunFolder(run).read_config()[1]["unit"])
+        values = (shown.show(scores.xe(m).value) for m in members)
+        print(f"{shown.name}: {', '.join(f'{value:.{shown.digits}f}' for value in values)}")
     difference = scores.difference(member, DET)
     print(
         f"Chosen minus deterministic at T = 1: {difference.value:+.4f} ± {difference.error:.4f} "

@@ -16,6 +16,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from afterdrop.errors import RankError, RankLost
 from afterdrop.ranks import PATIENCE, Ranks, Splitting, current
+from afterdrop.train.device import choose_device
 
 
 def launched() -> bool:
@@ -102,13 +103,14 @@ def rank_device(device: str | None) -> str:
         device: As the user gave it; None is a GPU if there is one.
 
     Raises:
+        ConfigError: If there is no such device.
         RankError: If there are fewer GPUs than ranks on this host.
 
     Example:
         >>> rank_device("cpu")
         'cpu'
     """
-    chosen = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    chosen = str(choose_device(device))
     if chosen != "cuda" or not launched():
         return chosen
     local, found = int(os.environ.get("LOCAL_RANK", "0")), torch.cuda.device_count()
@@ -122,11 +124,11 @@ def rank_device(device: str | None) -> str:
 
 
 @contextlib.contextmanager
-def shared_evaluation(device: str, parts: Path) -> Iterator[tuple[str, Ranks]]:
+def shared_evaluation(device: str | None, parts: Path) -> Iterator[tuple[str, Ranks]]:
     """The device of this rank, and the ranks of the command; one process is alone.
 
     Args:
-        device: As the user gave it.
+        device: As the user gave it; None is a GPU if there is one.
         parts: Where finished parts are kept.
 
     Raises:

@@ -8,6 +8,7 @@ import tyro
 from tyro.conf import Positional
 
 from afterdrop import recipes
+from afterdrop.cli.options import OptionalFloat, OptionalInt, OptionalPath, OptionalText
 from afterdrop.cli.torchrun import process_group, rank_device, speaks
 from afterdrop.errors import DataError
 from afterdrop.train import ConfigError
@@ -20,14 +21,14 @@ def train(
     recipe: Annotated[Positional[str], tyro.conf.arg(metavar="RECIPE")],
     /,
     out: Path,
-    data: Path | None = None,
+    data: OptionalPath = None,
     level: Literal["word", "char", "byte"] | None = None,
-    min_count: int | None = None,
+    min_count: OptionalInt = None,
     change: Annotated[
         tyro.conf.UseAppendAction[tuple[str, ...]], tyro.conf.arg(name="set", metavar="NAME=VALUE")
     ] = (),
-    device: str | None = None,
-    max_minutes: float | None = None,
+    device: OptionalText = None,
+    max_minutes: OptionalFloat = None,
     track: bool = False,
     quiet: bool = False,
 ) -> None:
@@ -35,10 +36,10 @@ def train(
 
     Recipes: ptb-24m, ptb-24m-retuned, ptb-24m-2layer, ptb-10m, ptb-10m-retuned, wikitext2-24m,
     enwik8-27m, enwik8-46m, ptb-char, mnist-mlp, pydoc-small, pydoc-char-small, digits-mlp; the
-    path of your own .toml file; or lm for your own folder of train.txt, valid.txt and test.txt
-    (lm-char with --level char or byte).
+    path of your own .toml file; or lm for your own folder of train.txt, valid.txt and test.txt,
+    which with --level char or byte is lm-char.
 
-    Examples:
+    For example:
       afterdrop train ptb-24m --data DIR --out runs/ptb
       afterdrop train lm --data my_text --out runs/mine --set model.hidden_sizes=[650,650]
       torchrun --nproc-per-node 4 -m afterdrop train ptb-24m --data DIR --out runs/ptb
@@ -64,6 +65,12 @@ def train(
         given = {"data.name": str(data), "data.level": level, "data.min_count": min_count}
         own = {name: value for name, value in given.items() if value is not None}
         config, data = config.override(own), None
+    elif level is not None or min_count is not None:
+        what = f"level={level!r}" if level is not None else f"min_count={min_count}"
+        raise DataError(
+            f"{what} is for your own text (lm); for {recipe} give --set data.level=... or "
+            "--set data.min_count=..."
+        )
     config = config.override(dict(parse_setting(text) for text in change))
     where = rank_device(device)
     with process_group(where) as ranks:

@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional, UseAppendAction
 
+from afterdrop.cli.options import OptionalFloat, OptionalInt, OptionalPath, OptionalText
 from afterdrop.cli.train import parse_setting
 from afterdrop.errors import ExtraError
 
@@ -14,17 +15,17 @@ def tune(
     recipe: Annotated[Positional[str], tyro.conf.arg(metavar="RECIPE")],
     /,
     study: Path,
-    data: Path | None = None,
+    data: OptionalPath = None,
     trials: int = 60,
     workers: int = 1,
-    storage: str | None = None,
-    name: str | None = None,
+    storage: OptionalText = None,
+    name: OptionalText = None,
     member: str = "det",
     temperature: Literal["optimal", "plain"] = "optimal",
     random: bool = False,
-    turns: int | None = None,
-    minutes_per_trial: float | None = None,
-    budget: int | None = None,
+    turns: OptionalInt = None,
+    minutes_per_trial: OptionalFloat = None,
+    budget: OptionalInt = None,
     change: Annotated[
         UseAppendAction[tuple[str, ...]], tyro.conf.arg(name="set", metavar="NAME=VALUE")
     ] = (),
@@ -46,7 +47,7 @@ def tune(
     STUDY/best.toml, which afterdrop train takes, ranking.json and the page study.html. Other
     hosts join by the same command, with STUDY or the storage shared.
 
-    Examples:
+    For example:
       afterdrop tune ptb-10m --data DIR --trials 60 --workers 2 --study studies/ptb
       afterdrop tune digits-mlp --turns 10 --trials 30 --study studies/digits
       afterdrop tune mine.toml --study s --storage postgresql://user@host/database
@@ -68,8 +69,8 @@ def tune(
         change: A setting to change in every trial, by its name in the recipe's TOML.
         range: A range to search, as in optimiser.learning_rate=0.001:0.01:log.
         fix: A setting not to search.
-        own_first: Try the recipe as it is first.
-        prune: Stop hopeless trials early.
+        own_first: Whether the recipe as it is is the first point.
+        prune: Whether hopeless trials are stopped early.
         top: How many of the best to run again.
         reruns: With how many other seeds; 0 is none.
         seed: Of the points.
@@ -115,7 +116,7 @@ def tune(
     print(table(result))
     write_result(result, study)
     try:
-        write_page(result, study)
+        print(f"\nWrote {write_page(result, study)}: history, importance and slices.")
     except ExtraError as error:
-        print(f"No study page: {error}")
-    print(f"\nWrote {study / 'best.toml'}. Next: afterdrop train {study / 'best.toml'} --out RUN")
+        print(f"\nNo study page: {error}")
+    print(f"Wrote {study / 'best.toml'}. Next: afterdrop train {study / 'best.toml'} --out RUN")

@@ -12,7 +12,7 @@ from torch import Tensor
 from afterdrop.errors import AfterdropError, FileError
 from afterdrop.evaluate.accumulate import COLUMN, MOMENTS
 from afterdrop.evaluate.protocol import Protocol
-from afterdrop.files import write_atomic
+from afterdrop.files import check_header, write_atomic
 
 _KIND, _VERSION = "afterdrop-scores", 1
 
@@ -55,13 +55,7 @@ def read_scores(path: str | Path) -> tuple[Protocol, dict[str, Tensor]]:
         FileError: If the file is missing, truncated, foreign or of another version.
     """
     tensors, note = read_tensors(path)
-    if note.get("kind") != _KIND:
-        raise FileError(f"{path} is foreign: it holds no scores; make them with afterdrop evaluate")
-    if note.get("version") != _VERSION:
-        raise FileError(
-            f"{path} has schema version {note.get('version')!r}, this afterdrop reads {_VERSION}; "
-            "evaluate again"
-        )
+    check_header(path, note, _KIND, _VERSION)
     try:
         protocol = Protocol.from_json(note["protocol"])
     except (AfterdropError, KeyError, TypeError, ValueError) as error:

@@ -71,7 +71,7 @@ class Detector(TorchDispatchMode):
         return out
 
     def _track(self, tensor: Tensor) -> None:
-        address, size = tensor.untyped_storage().data_ptr(), tensor.numel() * tensor.element_size()
+        address, size = _address(tensor), tensor.numel() * tensor.element_size()
         if not address or address in self._live or address in self._weights:
             return
         self._live[address] = size
@@ -98,6 +98,14 @@ class Detector(TorchDispatchMode):
         if now != self._generators and self._running:
             self.draws.append(Draw(self._running[-1][0], "python random or numpy"))
         self._generators = now
+
+
+def _address(tensor: Tensor) -> int:
+    """Where the numbers lie; packed weights of oneDNN, which have no address, go by identity."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except NotImplementedError:
+        return id(tensor)
 
 
 def _versions(module: nn.Module) -> list[int]:

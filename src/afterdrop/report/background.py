@@ -3,6 +3,7 @@
 from typing import Any
 
 from afterdrop.evaluate.protocol import Protocol
+from afterdrop.evaluate.scores import Scores
 from afterdrop.report import figures
 from afterdrop.report.commands import repeat_commands
 from afterdrop.report.parts import Section, Table
@@ -27,6 +28,10 @@ def trained_section(run: Run) -> Section:
         )
     else:
         section.tables.append(_facts("The model and its data", _trained(run)))
+    if run.study is not None:
+        section.paragraphs.append(
+            f"This run is a trial of a study of hyperparameters; {run.study} shows the others."
+        )
     if run.scores is not None:
         rows = [
             (str(name), str(op), "its own" if rate is None else f"{rate:g}", str(calls))
@@ -93,6 +98,32 @@ def training_section(run: Run) -> Section:
     return section
 
 
+def fit_section(train: Scores) -> Section:
+    """How well each member fits the training data."""
+    if not train.protocol.grid.stochastic:
+        return Section("fit", "How well it fits the training data")
+    targets = f"{train.num_targets:,} targets"
+    if train.protocol.limit is not None:
+        targets = f"the first {targets}"
+    return Section(
+        "fit",
+        "How well it fits the training data",
+        [
+            "Lower rates usually fit the training data better, whatever the mean. If the best cell "
+            "of the validation map lies higher than the best one here, averaging over masks "
+            "counters overfitting."
+        ],
+        [
+            picture(
+                figures.family_map(train),
+                "map-train",
+                "Cross entropy on training data at temperature 1",
+                f"As the map of validation data, on {targets} of the data that it was trained on.",
+            )
+        ],
+    )
+
+
 def protocol_section(protocol: Protocol, targets: int, examples: int) -> Section:
     """Everything that the numbers depend on."""
     grid, plan = protocol.grid, protocol.plan
@@ -102,9 +133,10 @@ def protocol_section(protocol: Protocol, targets: int, examples: int) -> Section
         "antithetic": "antithetic pairs",
     }
     where = {"mean": "the averaged distribution", "sample": "each sample before averaging"}
+    part = "" if protocol.limit is None else ", the first of the split"
     rows = [
         ("split", protocol.split),
-        ("targets", f"{targets:,} in {examples:,} examples"),
+        ("targets", f"{targets:,} in {examples:,} examples{part}"),
         ("mask samples K", str(plan.num_samples)),
         ("masks", f"{names.get(plan.scheme, plan.scheme)}, {plan.blocks} independent blocks"),
         ("seed of the masks", str(plan.seed)),

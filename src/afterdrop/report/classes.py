@@ -36,7 +36,7 @@ def classes_of_data(config: TrainConfig, folder: str | Path | None) -> Classes:
     if isinstance(found, TextSet):
         vocabulary = found.vocabulary
         return Classes(vocabulary.tokens, torch.tensor(vocabulary.counts))
-    counts = found.train.labels.bincount()
+    counts = found.train.labels.bincount(minlength=found.classes)
     return Classes(tuple(map(str, range(len(counts)))), counts)
 
 

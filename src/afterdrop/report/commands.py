@@ -75,6 +75,7 @@ def _evaluate(protocol: Protocol, path: str, *, trained: bool) -> str:
     stream = dict(protocol.stream)
     options = {
         "split": protocol.split,
+        "limit": protocol.limit,
         "num-samples": plan.num_samples,
         "alphas": _words(grid.alphas),
         "multipliers": _words(grid.multipliers),

@@ -9,6 +9,7 @@ from afterdrop.errors import AfterdropError
 from afterdrop.files import write_atomic
 from afterdrop.report.background import (
     commands_section,
+    fit_section,
     protocol_section,
     trained_section,
     training_section,
@@ -55,7 +56,7 @@ def build_page(run: Run) -> tuple[Page, Outcome | None]:
 
 def _makers(run: Run, outcome: Outcome | None) -> list[Callable[[], Section]]:
     """The sections in their order; those without what they need are left out."""
-    scores = run.scores
+    scores, train = run.scores, run.train
     makers: list[Callable[[], Section]] = []
     if outcome is not None:
         makers.append(lambda: summary_section(outcome, run.unit))
@@ -75,6 +76,8 @@ def _makers(run: Run, outcome: Outcome | None) -> list[Callable[[], Section]]:
             lambda: bounds_section(scores),
             lambda: samples_section(scores, outcome.member if outcome else None),
         ]
+    if train is not None:
+        makers.append(lambda: fit_section(train))
     makers.append(lambda: training_section(run))
     if scores is not None:
         makers.append(lambda: protocol_section(scores.protocol, scores.num_targets, groups))

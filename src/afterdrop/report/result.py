@@ -4,6 +4,7 @@ import math
 
 from afterdrop.evaluate.scores import Scores
 from afterdrop.family.member import DET, Member
+from afterdrop.family.presentation import presentation
 from afterdrop.report.outcome import Outcome
 from afterdrop.report.parts import Card, Section, Table
 from afterdrop.report.words import in_words, number, signed, with_error
@@ -88,7 +89,8 @@ def summary_section(outcome: Outcome, unit: str) -> Section:
 
 def _summary(scores: Scores, members: dict[str, Member], chosen: Member, unit: str) -> Table:
     head = ["member", "XE (nats)", "± error", "accuracy", "Brier", "ECE"]
-    head += ["perplexity"] if unit == "word" else ["bits"] if unit in ("char", "byte") else []
+    shown = presentation(unit)
+    head += [] if shown.name == "XE" else [shown.name]
     rows = []
     ordered = sorted(members.items(), key=lambda item: item[1] == chosen)  # the choice last
     for name, member in ordered:
@@ -96,10 +98,8 @@ def _summary(scores: Scores, members: dict[str, Member], chosen: Member, unit: s
         row = [name, number(xe.value), number(xe.error)]
         row += [number(scores.accuracy(member).value), number(scores.brier(member).value)]
         row.append(number(scores.ece(member)))
-        if unit == "word":
-            row.append(number(math.exp(xe.value), 2))
-        elif unit in ("char", "byte"):
-            row.append(number(xe.value / math.log(2)))
+        if shown.name != "XE":
+            row.append(number(shown.show(xe.value), shown.digits))
         rows.append(tuple(row))
     marked = frozenset(i for i, (_, member) in enumerate(ordered) if member == chosen)
     return Table(

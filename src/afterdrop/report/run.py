@@ -2,22 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
 from afterdrop.errors import AfterdropError, FileError
-from afterdrop.evaluate.protocol import fingerprint
 from afterdrop.evaluate.scores import Scores
 from afterdrop.family.member import Member
 from afterdrop.report.classes import Classes, classes_of_data, classes_of_file
+from afterdrop.report.weights import kept_fingerprints
 from afterdrop.select.folder import load_choice, load_scores, member_path, scores_path
-from afterdrop.train import load_model
 from afterdrop.train.config import TrainConfig
 from afterdrop.train.folder import RunFolder
-from afterdrop.train.saved import Which
 
 _Read = TypeVar("_Read")
 
@@ -34,6 +31,7 @@ class Run:
         metrics: Lines of the training curves.
         scores: Of `split`.
         test: Scores of test data.
+        train: Scores of training data, for how well each member fits them.
         chosen: The member of `member.json`.
         notes: The protocol that it was chosen under.
         classes: Names and training counts.
@@ -47,6 +45,7 @@ class Run:
     metrics: list[dict[str, Any]] = field(default_factory=list)
     scores: Scores | None = None
     test: Scores | None = None
+    train: Scores | None = None
     chosen: Member | None = None
     notes: dict[str, Any] = field(default_factory=dict)
     classes: Classes | None = None
@@ -56,6 +55,12 @@ class Run:
     def name(self) -> str:
         """The folder's own name."""
         return self.path.resolve().name
+
+    @property
+    def study(self) -> Path | None:
+        """The page of the study that this run is a trial of."""
+        page = self.path.resolve().parent.parent / "study.html"
+        return page if page.exists() else None
 
     @property
     def unit(self) -> str:
@@ -79,6 +84,11 @@ def read_run(
     """
     run, folder = Run(path, split), RunFolder(path)
     if not any(p.exists() for p in (folder.config, path / "scores", member_path(path))):
+        if (path / "study.html").exists():
+            raise FileError(
+                f"{path} is a study, whose page is {path / 'study.html'}; its trials are runs, "
+                f"such as {path / 'trials' / '0000'}"
+            )
         raise FileError(
             f"{path} holds nothing to report: neither training nor scores; make them with "
             "afterdrop train or afterdrop evaluate"
@@ -97,6 +107,8 @@ def read_run(
             "there are no test scores, so the gain is judged on the data that chose; evaluate your "
             "model with --split test to confirm it"
         )
+    if scores_path(path, "train").exists() and split != "train":
+        run.train = _try(run, lambda: Scores.load(scores_path(path, "train")))
     if classes is not None:
         run.classes = classes_of_file(classes)
     elif run.config is not None:
@@ -128,6 +140,12 @@ def _check(run: Run) -> None:
             f"the test scores are of another model than those of {run.split} (other weights), so "
             f"they are left out; make them again with: afterdrop test {run.path} --overwrite"
         )
+    if run.train is not None and run.train.protocol.fingerprint != mine:
+        run.train = None
+        run.missing.append(
+            f"the scores of train are of another model than those of {run.split} (other weights), "
+            "so they are left out; make them again with afterdrop evaluate --split train"
+        )
     chosen_for = run.notes.get("fingerprint", mine)
     if chosen_for != mine:
         run.missing.append(
@@ -158,13 +176,9 @@ def _check(run: Run) -> None:
 
 def _check_weights(run: Run) -> None:
     """Says if the scores are older than the weights; without checkpoints nobody can tell."""
-    folder = RunFolder(run.path)
-    kept: list[Which] = ["best"] if folder.best.exists() else []
-    kept += ["last"] if folder.last.exists() else []
-    if run.config is None or run.scores is None or not kept:
+    if run.config is None or run.scores is None:
         return
-    loaded = [_try(run, partial(load_model, run.path, which)) for which in kept]
-    prints = [fingerprint(found.model) for found in loaded if found is not None]
+    prints = _try(run, lambda: kept_fingerprints(run.path)) or set()
     if prints and run.scores.protocol.fingerprint not in prints:
         run.missing.append(
             f"the scores of {run.split} are of other weights than those in this folder's "

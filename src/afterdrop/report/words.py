@@ -68,8 +68,9 @@ def headline(outcome: Outcome, unit: str) -> str:
     if outcome.member.deterministic:
         what = f"dropout switched off, as usual, but temperature {outcome.member.temperature:.3g}"
         than = "temperature 1"
+    much = f"{abs(change):.1f} %" if abs(change) >= 0.05 else "less than 0.1 %"
     text = (
-        f"Predicting with {what} {makes} the right answer {abs(change):.1f} % "
+        f"Predicting with {what} {makes} the right answer {much} "
         f"{'more' if change >= 0 else 'less'} probable (geometric mean over targets) than {than} "
         "does, on the same weights."
     )

@@ -20,7 +20,7 @@ def member_path(run: Path) -> Path:
 
 def load_scores(run: Path, split: str) -> Scores:
     """The scores of a split, or an error that says how to make them."""
-    path = scores_path(run, split)
+    path = scores_path(_folder(run), split)
     if not path.exists():
         raise FileError(
             f"{run} has no scores of the split {split!r}; make them with afterdrop evaluate "
@@ -31,7 +31,13 @@ def load_scores(run: Path, split: str) -> Scores:
 
 def load_choice(run: Path) -> tuple[Member, dict[str, Any]]:
     """The chosen member and the protocol it was chosen under."""
-    path = member_path(run)
+    path = member_path(_folder(run))
     if not path.exists():
         raise FileError(f"{run} has no chosen member; choose one with: afterdrop select {run}")
     return Member.load(path), Member.load_notes(path)
+
+
+def _folder(run: Path) -> Path:
+    if not run.is_dir():
+        raise FileError(f"{run} is no folder; give the one that afterdrop train or evaluate wrote")
+    return run

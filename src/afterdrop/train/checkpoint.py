@@ -16,7 +16,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from afterdrop.errors import FileError
-from afterdrop.files import write_atomic
+from afterdrop.files import check_header, write_atomic
 
 KIND, VERSION = "afterdrop-checkpoint", 1
 
@@ -97,11 +97,5 @@ def read_facts(path: Path) -> dict[str, Any]:
             f"cannot read the checkpoint {path}: {error}; use another one, or train again in a "
             "new folder"
         ) from error
-    if not isinstance(header, dict) or header.get("kind") != KIND:
-        raise FileError(f"{path} is not an {KIND} file; was it made by another program?")
-    if header.get("version") != VERSION:
-        raise FileError(
-            f"{path} has schema version {header.get('version')!r}, this afterdrop reads {VERSION}; "
-            "install the matching afterdrop"
-        )
+    check_header(path, header, KIND, VERSION)
     return dict(header["facts"])

@@ -15,6 +15,7 @@ from afterdrop.ranks import Ranks, Splitting, current
 from afterdrop.train.checkpoint import Checkpoint, read_checkpoint, read_facts
 from afterdrop.train.checks import TrainError, check_number, check_one_of
 from afterdrop.train.config import TrainConfig, differences
+from afterdrop.train.device import choose_device
 from afterdrop.train.folder import RESUMES, Resume, RunFolder, locked
 from afterdrop.train.inputs import build_task, load_set, require_same
 from afterdrop.train.loop import Loop, Watch
@@ -105,13 +106,13 @@ def run(
     if max_minutes is not None:
         check_number("max_minutes", max_minutes, above=0)
     deadline = None if max_minutes is None else time.monotonic() + 60 * max_minutes
+    where = choose_device(device)
     group = current(ranks)
     check_batch(config.objective.batch_size, group)
     with ExitStack() as held:
         folder, there = _enter(held, config, Path(out), resume, group)
         if there and group.told(lambda: _finished(folder)):
             return _result(folder, None, group)
-        where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         task = build_task(config, load_set(config, data), where, group)
         with torch.random.fork_rng([where] if where.type == "cuda" else []):
             torch.manual_seed(config.seed)

@@ -33,6 +33,7 @@ def draw_history(axes: Axes, rows: Sequence[Trial]) -> None:
         if row.state == "failed":
             axes.axvline(row.number, color=_BEST, linewidth=0.5, linestyle=":")
     axes.set(xlabel="trial", ylabel="validation XE (nats)")
+    axes.locator_params(axis="x", integer=True)
     axes.legend(frameon=False, fontsize=8)
 
 
@@ -82,7 +83,7 @@ def study_figures(space: Space, rows: Sequence[Trial]) -> dict[str, str]:
     high = -(-len(space) // 3)
     slices = Figure((7, 2.1 * high), layout="constrained")
     panels = slices.subplots(high, 3, squeeze=False, sharey=True).flat
-    for panel, axis in zip(panels, space):
+    for axis, panel in zip(space, panels):  # in this order: the rest of the panels is kept
         draw_slice(panel, axis, rows)
     for panel in panels:
         panel.set_axis_off()

@@ -12,9 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from afterdrop.train.checks import check_count
+from afterdrop.train.device import choose_device
 from afterdrop.train.interrupt import stop_request
 from afterdrop.tune.backend import Backend, Trial
 from afterdrop.tune.checks import TuneError
@@ -105,7 +104,7 @@ def tune(
     )
     backend = place.backend()
     join(backend, settings)
-    where = list(devices) or ["cuda" if torch.cuda.is_available() else "cpu"]
+    where = [str(choose_device(name)) for name in (devices or (None,))]
     if workers == 1:
         if not work(replace(place, device=where[0])):
             raise KeyboardInterrupt

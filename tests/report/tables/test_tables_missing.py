@@ -158,7 +158,15 @@ def test_the_verb_writes_all_tables_and_names_bad_options(runs, capsys, tmp_path
     printed = capsys.readouterr().out
     assert all(f"Table {number}. " in printed for number in range(1, 6))
     assert ": > 3," in (out / "table3.txt").read_text()
-    assert len(list(out.iterdir())) == 21
+    assert len(list(out.glob("table*"))) == 21
+    drawn = {path.name: path.read_bytes() for path in (out / "figures").iterdir()}
+    assert {f"one-{name}.pdf" for name in ("map", "map-tuned", "tightness", "samples")} <= set(
+        drawn
+    )
+    assert all(content.startswith(b"%PDF") for content in drawn.values())
+    assert main(["reproduce", str(runs / "one"), "--out", str(out), "--quiet"]) == 0
+    assert drawn == {path.name: path.read_bytes() for path in (out / "figures").iterdir()}
+    capsys.readouterr()
     for arguments, message in (
         (["reproduce"], "no run is given"),
         (["reproduce", str(tmp_path / "no")], "is no folder"),

@@ -38,6 +38,26 @@ def paper_tables(
         afterdrop.errors.FileError: no run is given; give run folders, as in afterdrop reproduce \
 runs/ptb runs/mnist
     """
+    sources, faults = read_sources(runs)
+    tables = [
+        multiplier_table(sources),
+        family_table(sources),
+        frequency_table(sources, bands, data),
+        temperature_table(sources),
+        sharing_table(sources),
+    ]
+    for table in tables:
+        for fault in faults:
+            table.miss(fault)
+    return tables
+
+
+def read_sources(runs: Sequence[str | Path]) -> tuple[list[RunSource], list[str]]:
+    """The runs that can be read, and why others cannot.
+
+    Raises:
+        FileError: If none of the folders holds a run.
+    """
     if not runs:
         raise FileError(
             "no run is given; give run folders, as in afterdrop reproduce runs/ptb runs/mnist"
@@ -51,14 +71,4 @@ runs/ptb runs/mnist
             faults.append(str(error))
     if not sources:
         raise FileError("; ".join(faults))
-    tables = [
-        multiplier_table(sources),
-        family_table(sources),
-        frequency_table(sources, bands, data),
-        temperature_table(sources),
-        sharing_table(sources),
-    ]
-    for table in tables:
-        for fault in faults:
-            table.miss(fault)
-    return tables
+    return sources, faults

@@ -12,10 +12,10 @@ import torch
 
 from afterdrop.family.estimates import Estimate, Values, estimate
 from afterdrop.family.member import DET, Member
+from afterdrop.family.presentation import presentation
 from afterdrop.models import LanguageModelConfig
 from afterdrop.report.tables import published
 from afterdrop.report.tables.beside import paper_lines
-from afterdrop.report.tables.presentation import presentation
 from afterdrop.report.tables.seeds import by_seed, error_over, mean_over
 from afterdrop.report.tables.source import RunSource
 from afterdrop.report.tables.table import Line, Row, Table, errors_of, values_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from dataclasses import dataclass, field
@@ -13,12 +14,13 @@ from torch import Tensor
 
 from afterdrop.data import TextSet
 from afterdrop.errors import AfterdropError, FileError, ScoresError
-from afterdrop.evaluate.protocol import fingerprint
 from afterdrop.evaluate.scores import Scores
 from afterdrop.family.estimates import Estimate
 from afterdrop.family.member import Member
 from afterdrop.report.tables.table import Table
-from afterdrop.train import LoadedRun, TrainConfig, load_model
+from afterdrop.report.weights import kept_fingerprints
+from afterdrop.select.folder import scores_path
+from afterdrop.train import TrainConfig, load_model
 from afterdrop.train.folder import RunFolder
 
 SPLITS = ("train", "valid", "test")
@@ -142,7 +144,7 @@ class RunSource:
                 f"{self.name} was not trained here, so nobody knows the frequencies of its "
                 "classes; use Scores.by_frequency with your counts"
             )
-        loaded = _load(self.path).load_data(folder)
+        loaded = load_model(self.path).load_data(folder)
         if isinstance(loaded, TextSet):
             return torch.tensor(loaded.vocabulary.counts)
         return loaded.train.labels.bincount(minlength=loaded.classes)
@@ -172,7 +174,7 @@ train or afterdrop evaluate wrote
     if trained:
         source.config, source.facts = RunFolder(source.path).read_config()
     for split in SPLITS:
-        file = source.path / "scores" / f"{split}.safetensors"
+        file = scores_path(source.path, split)
         if not file.exists():
             continue
         try:
@@ -188,10 +190,8 @@ def _drop_strangers(source: RunSource) -> None:
     """Takes away Scores of other weights than the run's (or than those of its validation)."""
     known: set[str] = set()
     if source.config is not None and source.scores:
-        try:
-            known = {fingerprint(_load(source.path, which).model) for which in ("best", "last")}
-        except FileError:
-            known = set()  # scores may be kept without the weights
+        with contextlib.suppress(AfterdropError):  # scores may be kept without their weights
+            known = kept_fingerprints(source.path)
     if not known and source.scores:
         first = source.scores.get("valid") or next(iter(source.scores.values()))
         known = {first.protocol.fingerprint}
@@ -202,10 +202,6 @@ def _drop_strangers(source: RunSource) -> None:
                 f"{source.name} has {split} Scores of another model (its weights differ); make "
                 f"them again with: {source.command(split, more=' --overwrite')}"
             )
-
-
-def _load(path: Path, which: Any = "best") -> LoadedRun:
-    return load_model(path, which)
 
 
 def _listed(values: tuple[float, ...]) -> str:

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 
 from afterdrop.family.estimates import Estimate
 from afterdrop.family.member import DET, Member, Temper
+from afterdrop.family.presentation import presentation
 from afterdrop.report.tables import published
 from afterdrop.report.tables.beside import paper_lines, size_note
-from afterdrop.report.tables.presentation import presentation
 from afterdrop.report.tables.source import RunSource
 from afterdrop.report.tables.table import Line, Row, Table, name_member
 

@@ -1,0 +1,11 @@
+"""Options that need not be given: shown by their kind alone, where tyro would show None as well."""
+
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+OptionalPath = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")]
+OptionalText = Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")]
+OptionalInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
+OptionalFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")]
