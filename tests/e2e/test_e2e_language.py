@@ -2,7 +2,11 @@
 
 import json
 import random
+import shutil
+import subprocess
+import sys
 import textwrap
+import time
 
 import pytest
 import torch
@@ -20,6 +24,20 @@ SMALL = [
     "objective.window=10",
     "validation.rows=2",
 ]
+
+
+EAGER_PARTS = """
+import importlib, sys, time
+parts = importlib.import_module("afterdrop.evaluate.parts")
+parts._SECONDS = 0
+add = parts.Parts.add
+def slow_add(self, *args):
+    add(self, *args)
+    time.sleep(0.2)
+parts.Parts.add = slow_add
+from afterdrop.cli import main
+sys.exit(main(sys.argv[1:]))
+"""
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +85,41 @@ def test_train_evaluate_select_test_score_and_sample(run, capsys, tmp_path):
     first = capsys.readouterr().out
     assert main(["sample", str(run), "--length", "5"]) == 0
     assert capsys.readouterr().out == first
+
+
+@pytest.mark.parametrize("carry", ["deterministic", "sampled"])
+def test_an_evaluation_that_is_killed_goes_on_to_the_same_bytes(run, tmp_path, carry):
+    options = [
+        "--carry",
+        carry,
+        "--split",
+        "train",
+        "--num-samples",
+        "4",
+        "--multipliers",
+        "0",
+        "1",
+    ]
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for copy in (whole, killed):
+        shutil.copytree(run, copy, ignore=shutil.ignore_patterns("scores", ".lock"))
+    script = tmp_path / "eager_parts.py"  # a part after every batch, not only every few seconds
+    script.write_text(EAGER_PARTS)
+    command = [sys.executable, str(script), "evaluate", str(killed), "--quiet", *options]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    parts = killed / "scores" / "train.parts"
+    deadline = time.monotonic() + 60
+    while not list(parts.glob("part-*")) and process.poll() is None:
+        assert time.monotonic() < deadline, "no part was written within a minute"
+        time.sleep(0.002)
+    process.kill()  # SIGKILL
+    assert process.wait(timeout=60) != 0, "the evaluation was over before it could be killed"
+    assert list(parts.glob("part-*")) and not parts.with_suffix(".safetensors").exists()
+    assert main(["evaluate", str(killed), "--quiet", *options]) == 0
+    assert main(["evaluate", str(whole), "--quiet", *options]) == 0
+    assert not parts.exists()
+    resumed = (killed / "scores" / "train.safetensors").read_bytes()
+    assert resumed == (whole / "scores" / "train.safetensors").read_bytes()
 
 
 def _run_hint(printed):
