@@ -191,12 +191,13 @@ class FusedLanguageWorker(LanguageWorker):
         if copies.projection is None:
             return features, plain
         projected = self._buffer("projected", rows * time, copies.softmax.shape[1], half)
-        torch.mm(features, copies.projection.t(), out=projected[:, : len(copies.projection)])
-        sites = at_steps("projection_dropout", len(copies.projection))
+        torch.mm(features, copies.projection.t(), out=projected)
+        size = copies.config.embedding_size or hidden
+        sites = at_steps("projection_dropout", size)
         if sites[0] is not None:
             places = torch.stack([s[0] for s in sites if s is not None], 1).flatten()
             whole = (places, *sites[0][1:])
-            drop(projected, projected, whole, self.draws, W * time, M, len(copies.projection))
+            drop(projected, projected, whole, self.draws, W * time, M, size)
         return projected, plain
 
     def _family(self, features: Tensor, targets: Tensor) -> tuple[Results, Tensor]:

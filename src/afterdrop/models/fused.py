@@ -66,7 +66,7 @@ class Copies:
         self.softmax = torch.zeros_like(self.embedding) if untied else self.embedding
         projected = model.projection is not None
         self.projection = (
-            torch.zeros(E, padded(H), dtype=dtype, device=device) if projected else None
+            torch.zeros(padded(E), padded(H), dtype=dtype, device=device) if projected else None
         )
 
     def shape(self, rows: int, time: int) -> StackShape:
@@ -96,12 +96,10 @@ class Copies:
 
     def features(self, y_RH: Tensor) -> Tensor:
         """What enters the softmax [R, E₊] of the output [R, H₊], without dropout."""
-        if self.projection is None:
-            return y_RH.to(self.dtype)
-        features = y_RH.new_zeros(len(y_RH), self.softmax.shape[1], dtype=self.dtype)
-        projected = product(y_RH.to(self.dtype), self.projection.t())
-        features[:, : len(self.projection)] = projected
-        return features
+        y_RH = y_RH.to(self.dtype)
+        return (
+            y_RH if self.projection is None else product(y_RH, self.projection.t()).to(self.dtype)
+        )
 
     def logits(self, features_RE: Tensor) -> Tensor:
         """Logits [R, V₊] float32 without the bias; columns from V on mean nothing."""

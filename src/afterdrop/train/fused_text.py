@@ -176,15 +176,14 @@ class FusedText:
         stack.forward()
         y = stack.out if "output" not in self.masks else stack.out * self.masks["output"]
         self._y = y.to(copies.dtype).flatten(0, 1)
+        size = self.model.embedding.shape[1]
         if copies.projection is None:
-            size = self.model.embedding.shape[1]
             self.features[:, :size].copy_(self._y[:, :size])
             return
         projected = product(self._y, copies.projection.t())
         if "projection" in self.masks:
-            mask = self.masks["projection"][..., : projected.shape[1]]
-            projected = (projected.view(*stack.x.shape[1:3], -1) * mask).flatten(0, 1)
-        self.features[:, : projected.shape[1]].copy_(projected)
+            projected = projected.view(*stack.x.shape[1:3], -1) * self.masks["projection"]
+        self.features[:, :size].copy_(projected.flatten(0, -2)[:, :size])
 
     def _backward(self, inputs_R: Tensor) -> list[Slot]:
         """The gradients of all parameters, each with where its updated copy goes."""
@@ -196,11 +195,10 @@ class FusedText:
         slots = [self._slot(model.softmax_bias, d_bias)]
         dy = d_features
         if copies.projection is not None and model.projection is not None:
-            d_projected = d_features[:, :size]
+            d_projected = d_features
             if "projection" in self.masks:
-                mask = self.masks["projection"][..., :size]
-                d_projected = (d_projected.reshape(*stack.x.shape[1:3], -1) * mask).flatten(0, 1)
-            d_projected = d_projected.to(copies.dtype)
+                d_projected = d_projected.view(*stack.x.shape[1:3], -1) * self.masks["projection"]
+            d_projected = d_projected.flatten(0, -2).to(copies.dtype)
             d_projection = product(d_projected.t(), self._y)
             slots.append(self._slot(model.projection, d_projection, copies.projection))
             dy = product(d_projected, copies.projection)
