@@ -18,7 +18,8 @@ from torch import Tensor
 from afterdrop import kernels
 from afterdrop.evaluate.accumulate import Results, TooLow
 from afterdrop.evaluate.fused_mean import family_results, family_sums, require_held
-from afterdrop.evaluate.language import Integrated, LanguageWorker, StreamSettings
+from afterdrop.evaluate.integrated import Integrated
+from afterdrop.evaluate.language import LanguageWorker, StreamSettings
 from afterdrop.evaluate.passes import Batch
 from afterdrop.family.member import Grid
 from afterdrop.kernels.family_cell import Site, cell, drop, site

@@ -1,0 +1,134 @@
+"""Sums over mask samples: each row's log-sum-exp, then every power of its probabilities.
+
+For each target the sums over the samples of a half are kept for every class:
+
+    Σ log p        Σ p^¼  Σ p^½  Σ p^¾  Σ p          Σ p²        and over classes Σ −p log p
+
+One exponential gives all powers. They are plain sums: log p is at most 0 so nothing overflows, and
+below exp(−80) p underflows, which whoever calls sees in `lowest`.
+
+Letters: Q = groups · N targets, S samples of K, V classes; powers in the order above.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+_LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit(do_not_specialize=["S", "N", "k0"])
+def row_lse(
+    logits,
+    bias,
+    targets,
+    lse,
+    chosen,
+    lowest,
+    V,
+    by_sample,  # strides of the logits
+    by_group,
+    by_target,
+    S,
+    N,
+    K,
+    k0,
+    BIAS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A row's log-sum-exp, its target's log p and its smallest log p."""
+    q = tl.program_id(0) // S
+    k = tl.program_id(0) % S
+    at = logits + k.to(tl.int64) * by_sample
+    at += (q // N).to(tl.int64) * by_group + (q % N).to(tl.int64) * by_target
+    peak = tl.full((BLOCK,), -1e30, tl.float32)
+    least = tl.full((BLOCK,), float("inf"), tl.float32)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, V, BLOCK):
+        v = start + tl.arange(0, BLOCK)
+        x = tl.load(at + v, mask=v < V, other=0.0).to(tl.float32)
+        if BIAS:
+            x += tl.load(bias + v, mask=v < V, other=0.0)
+        least = tl.minimum(least, tl.where(v < V, x, float("inf")))
+        x = tl.where((v < V) & (x != float("-inf")), x, -1e30)  # exp(-inf + inf) would be NaN
+        higher = tl.maximum(peak, x)
+        total = total * tl.exp(peak - higher) + tl.exp(x - higher)
+        peak = higher
+    whole = tl.max(peak, 0)
+    found = whole + tl.log(tl.sum(total * tl.exp(peak - whole), 0))
+    tl.store(lse + tl.program_id(0), found)
+    target = tl.load(targets + q % N)
+    own = tl.load(at + target).to(tl.float32)
+    if BIAS:
+        own += tl.load(bias + target)
+    tl.store(chosen + q.to(tl.int64) * K + k0 + k, own - found)
+    tl.store(lowest + q.to(tl.int64) * K + k0 + k, tl.min(least, 0) - found)
+
+
+@triton.jit(do_not_specialize=["Q", "N", "S", "size", "half"])
+def power_sums(
+    logits,
+    bias,
+    lse,
+    sums,
+    entropy,
+    V,
+    by_sample,
+    by_group,
+    by_target,
+    Q,
+    N,
+    S,
+    size,  # samples of a half in these logits
+    half,  # the first half that they belong to
+    BIAS: tl.constexpr,
+    ADD: tl.constexpr,  # to sums that are there
+    BLOCK: tl.constexpr,
+):
+    """The sums over samples of some classes of a target, for one half or each of both."""
+    q = tl.program_id(0)
+    part = tl.program_id(2)
+    v = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = v < V
+    at = logits + (q // N).to(tl.int64) * by_group + (q % N).to(tl.int64) * by_target
+    at += (part * size).to(tl.int64) * by_sample + v
+    s0 = tl.zeros((BLOCK,), tl.float32)
+    s1 = tl.zeros((BLOCK,), tl.float32)
+    s2 = tl.zeros((BLOCK,), tl.float32)
+    s3 = tl.zeros((BLOCK,), tl.float32)
+    s4 = tl.zeros((BLOCK,), tl.float32)
+    s8 = tl.zeros((BLOCK,), tl.float32)
+    b = tl.zeros((BLOCK,), tl.float32)
+    if BIAS:
+        b = tl.load(bias + v, mask=inside, other=0.0)
+    information = tl.zeros((BLOCK,), tl.float32)
+    for k in range(size):
+        x = tl.load(at + k * by_sample, mask=inside, other=0.0).to(tl.float32) + b
+        lp = tl.where(inside, x - tl.load(lse + q * S + part * size + k), -1e30)
+        e1 = tl.exp2(lp * (0.25 * _LOG2E))
+        e2 = e1 * e1
+        e4 = e2 * e2
+        s0 += lp
+        s1 += e1
+        s2 += e2
+        s3 += e1 * e2
+        s4 += e4
+        s8 += e4 * e4
+        information += e4 * lp
+    place = sums + ((half + part) * 6 * Q + q).to(tl.int64) * V + v
+    power = Q.to(tl.int64) * V
+    if ADD:
+        s0 += tl.load(place, mask=inside, other=0.0)
+        s1 += tl.load(place + power, mask=inside, other=0.0)
+        s2 += tl.load(place + 2 * power, mask=inside, other=0.0)
+        s3 += tl.load(place + 3 * power, mask=inside, other=0.0)
+        s4 += tl.load(place + 4 * power, mask=inside, other=0.0)
+        s8 += tl.load(place + 5 * power, mask=inside, other=0.0)
+    tl.store(place, s0, mask=inside)
+    tl.store(place + power, s1, mask=inside)
+    tl.store(place + 2 * power, s2, mask=inside)
+    tl.store(place + 3 * power, s3, mask=inside)
+    tl.store(place + 4 * power, s4, mask=inside)
+    tl.store(place + 5 * power, s8, mask=inside)
+    tl.atomic_add(entropy + q, -tl.sum(information, 0))
