@@ -12,6 +12,7 @@ from afterdrop.evaluate.scores import Scores
 from afterdrop.family.member import DET, Member
 from afterdrop.files import write_atomic
 from afterdrop.report import figures
+from afterdrop.report.result import short
 from afterdrop.report.style import Axes, styled
 from afterdrop.report.tables.paper import read_sources
 from afterdrop.report.tables.source import RunSource
@@ -52,7 +53,9 @@ def _figures(source: RunSource, data: Path | None) -> Iterator[tuple[str, Callab
     scores = source.scores.get("valid")
     if scores is None:
         return
-    yield "temperature", partial(figures.temperature_curves, scores, _members(scores))
+    members = _members(scores)
+    names = [short(member).rpartition(", T")[0] for member in members]  # T is the axis
+    yield "temperature", partial(figures.temperature_curves, scores, members, labels=names)
     if not scores.protocol.grid.stochastic:
         return
     yield "map", partial(figures.family_map, scores)
