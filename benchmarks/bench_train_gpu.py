@@ -1,6 +1,7 @@
 """A training step of the paper's language models on a GPU: kernels against what torch offers.
 
     python benchmarks/bench_train_gpu.py [--recipes ptb-24m-retuned ptb-24m-2layer] [--compile]
+                                         [--profile] [--only-kernels]
 
 Everything that a step does is in it: masks, forward, backward, L2, clip, Adam. Contenders, on
 random tokens of PTB's vocabulary:
@@ -12,15 +13,19 @@ random tokens of PTB's vocabulary:
     cuDNN H             nn.LSTM in float16 as one CUDA graph, with a tied softmax and torch's fused
                         Adam: no state masks, no cap, no sum of layers, so a simpler model
 
-Times are medians of CUDA events over --repeats steps.
+Times are medians of CUDA events over --repeats steps; `sustained` is the wall time of 2,000 steps
+of the kernels in a row, divided by 2,000, windows from the CPU and all. --profile prints where the
+kernels' step spends its time.
 """
 
 import argparse
 import itertools
+import time
 from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
 
 from afterdrop import recipes
 from afterdrop.models import LanguageModel
@@ -155,6 +160,30 @@ def milliseconds(step: Step, repeats: int) -> float:
     return sorted(times)[len(times) // 2]
 
 
+def sustained(step: Step, steps: int = 2000) -> float:
+    """Milliseconds a step of many in a row."""
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(steps):
+        step()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) / steps * 1e3
+
+
+def profile_step(step: Step, repeats: int = 10, top: int = 24) -> None:
+    """Prints the device time of each kernel in a step, and how often it runs."""
+    with profile(activities=[ProfilerActivity.CUDA]) as found:
+        for _ in range(repeats):
+            step()
+        torch.cuda.synchronize()
+    rows = sorted(found.key_averages(), key=lambda row: -row.self_device_time_total)
+    total = sum(row.self_device_time_total for row in rows) / repeats
+    print(f"  {total / 1e3:.3f} ms in kernels")
+    for row in rows[:top]:
+        share = row.self_device_time_total / repeats
+        print(f"  {share:>9.1f} us {row.count / repeats:>6.0f} x  {row.key[:90]}")
+
+
 def contenders(config: TrainConfig, compiled: bool) -> dict[str, Callable[[], Step]]:
     def model() -> LanguageModel:
         torch.manual_seed(0)
@@ -182,6 +211,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--recipes", nargs="*", default=["ptb-24m-retuned", "ptb-24m-2layer"])
     parser.add_argument("--compile", action="store_true")
+    parser.add_argument("--only-kernels", action="store_true")
+    parser.add_argument("--profile", action="store_true")
     parser.add_argument("--repeats", type=int, default=30)
     options = parser.parse_args()
     if not torch.cuda.is_available():
@@ -193,8 +224,11 @@ def main() -> None:
         config = recipes.load(name).config
         found: dict[str, float] = {}
         for contender, make in contenders(config, options.compile).items():
+            if options.only_kernels and contender != "kernels":
+                continue
             try:
-                found[contender] = milliseconds(make(), options.repeats)
+                step = make()
+                found[contender] = milliseconds(step, options.repeats)
             except Exception as error:
                 print(f"{name:<18}{contender:<18} failed: {str(error).splitlines()[0][:90]}")
                 continue
@@ -202,6 +236,10 @@ def main() -> None:
             print(
                 f"{name:<18}{contender:<18}{found[contender]:>9.3f} ms{ratio:>8.1f} x", flush=True
             )
+            if contender == "kernels":
+                print(f"{name:<18}{'sustained':<18}{sustained(step):>9.3f} ms", flush=True)
+                if options.profile:
+                    profile_step(step)
 
 
 if __name__ == "__main__":

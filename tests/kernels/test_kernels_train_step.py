@@ -137,7 +137,7 @@ def test_a_new_learning_rate_and_more_windows_than_are_held_reach_the_device(
 @pytest.mark.parametrize("model", [{"hidden_sizes": [5, 5]}, {"embedding_size": 3}], ids=str)
 @pytest.mark.parametrize("max_targets", [None, 5])
 def test_validation_is_that_of_the_model(model, max_targets, folder, device):
-    """The same targets; XE and temperature within 1e-5 (tf32: 1e-3). A second pass is the same."""
+    """The same targets; XE and temperature within 1e-5 (tf32: 3e-3). A second pass is the same."""
     config = tiny_run.config(folder, model, validation={"max_targets": max_targets})
     run, fused = fused_run(config, device)
     run.model.eval()
@@ -146,7 +146,7 @@ def test_validation_is_that_of_the_model(model, max_targets, folder, device):
     for _ in range(2):  # each starts from a zero state
         found = validate(fused.validation_batches())
         assert found.targets == plain.targets
-        near = within(device, 1e-5, 1e-3)
+        near = within(device, 1e-5, 3e-3)
         assert abs(found.xe - plain.xe) < near
         assert abs(found.xe_optimal - plain.xe_optimal) < near
         assert abs(found.temperature / plain.temperature - 1) < 100 * near  # XE is flat there

@@ -24,23 +24,8 @@ def tanh(x):
 
 
 @triton.jit
-def _add_products(
-    j,
-    o,
-    f,
-    i,
-    a,
-    w,
-    gate,
-    width,
-    rows,
-    units,
-    B,
-    stride_a,
-    stride_w,
-    BLOCK_K: tl.constexpr,
-):
-    """Adds a [B, width] times the four gates' weights w [4, H, stride_w] of some units."""
+def _add_product(total, a, w, width, rows, weights, B, stride_a, BLOCK_K: tl.constexpr):
+    """Adds a [B, width] times the rows of w that start at `weights`."""
     for start in range(0, width, BLOCK_K):
         k = start + tl.arange(0, BLOCK_K)
         inside = k < width
@@ -49,12 +34,18 @@ def _add_products(
             mask=(rows[:, None] < B) & inside[None, :],
             other=0.0,
         )
-        at = w + units[None, :] * stride_w + k[:, None]
-        mask = inside[:, None]
-        j = tl.dot(a_BK, tl.load(at, mask=mask, other=0.0), j)
-        o = tl.dot(a_BK, tl.load(at + gate, mask=mask, other=0.0), o)
-        f = tl.dot(a_BK, tl.load(at + 2 * gate, mask=mask, other=0.0), f)
-        i = tl.dot(a_BK, tl.load(at + 3 * gate, mask=mask, other=0.0), i)
+        w_KG = tl.load(w + weights[None, :] + k[:, None], mask=inside[:, None], other=0.0)
+        total = tl.dot(a_BK, w_KG, total)
+    return total
+
+
+@triton.jit
+def _gates(total, BLOCK_B: tl.constexpr, BLOCK_U: tl.constexpr):
+    """The four gates j, o, f, i [B, U] of sums [B, 4U], gate by gate."""
+    pairs = tl.permute(tl.reshape(total, (BLOCK_B, 2, 2, BLOCK_U)), (0, 3, 1, 2))
+    even, odd = tl.split(pairs)
+    j, f = tl.split(even)
+    o, i = tl.split(odd)
     return j, o, f, i
 
 
@@ -95,20 +86,19 @@ def forward_tick(
         return
     units = tl.program_id(0) * BLOCK_U + tl.arange(0, BLOCK_U)
     rows = tl.program_id(2) * BLOCK_B + tl.arange(0, BLOCK_B)
-    j = tl.zeros((BLOCK_B, BLOCK_U), tl.float32)
-    o = tl.zeros((BLOCK_B, BLOCK_U), tl.float32)
-    f = tl.zeros((BLOCK_B, BLOCK_U), tl.float32)
-    i = tl.zeros((BLOCK_B, BLOCK_U), tl.float32)
+    # One product for all four gates: its columns are U units of each.
+    column = tl.arange(0, 4 * BLOCK_U)
+    unit = tl.program_id(0) * BLOCK_U + column % BLOCK_U
+    gate_and_unit = (column // BLOCK_U) * H + unit
+    total = tl.zeros((BLOCK_B, 4 * BLOCK_U), tl.float32)
     # Known multiples keep the masks of whole vectors whole, without which loads are 2 bytes wide.
     width = tl.multiple_of(tl.where(layer == 0, inputs, H), 32)
     at_x = x + (layer * time + t) * B * X
     at_h = h + (layer * (time + 1) + t) * B * H
-    j, o, f, i = _add_products(
-        j, o, f, i, at_x, w_x + layer * 4 * H * X, H * X, width, rows, units, B, X, X, BLOCK_K
-    )
-    j, o, f, i = _add_products(
-        j, o, f, i, at_h, w_h + layer * 4 * H * H, H * H, H, rows, units, B, H, H, BLOCK_K
-    )
+    own_w_x, own_w_h = w_x + layer * 4 * H * X, w_h + layer * 4 * H * H
+    total = _add_product(total, at_x, own_w_x, width, rows, gate_and_unit * X, B, X, BLOCK_K)
+    total = _add_product(total, at_h, own_w_h, H, rows, gate_and_unit * H, B, H, BLOCK_K)
+    j, o, f, i = _gates(total, BLOCK_B, BLOCK_U)
     at_bias = bias + layer * 4 * H + units
     j = tanh(j + tl.load(at_bias)[None, :])
     o = tl.sigmoid(o + tl.load(at_bias + H)[None, :])
@@ -132,10 +122,10 @@ def forward_tick(
         tl.store(at_gates + 3 * H, i.to(dtype), mask=real)
     at_out = out + t * B * H + place
     if SKIP:
-        total = h_new
+        y = h_new
         if layer > 0:
-            total += tl.load(at_out, mask=real, other=0.0)
-        tl.store(at_out, total, mask=real)
+            y += tl.load(at_out, mask=real, other=0.0)
+        tl.store(at_out, y, mask=real)
     elif layer == LAYERS - 1:
         tl.store(at_out, h_new, mask=real)
     kept = h_new
