@@ -30,12 +30,15 @@ V = 13
 
 class Float32Worker(FusedLanguageWorker):
     dtype = torch.float32
-    chunks = 0  # that the kernels finished
+    chunks = plain = 0  # of the kernels, and batches of the plain form
 
     def _windows(self, *args):
-        found = super()._windows(*args)
-        self.chunks += found is not None
-        return found
+        self.chunks += 1
+        return super()._windows(*args)
+
+    def _shrinking(self, *args):
+        self.plain += 1
+        return super()._shrinking(*args)
 
 
 def build(device, **options):
@@ -122,7 +125,7 @@ def test_all_scores_are_those_of_the_plain_worker(name, lifetime, device):
     alphas = (0, 0.25, 1) if lifetime == "window" else (0, 1)
     found, worker = evaluated(model, Float32Worker, stream, fused_states=True, alphas=alphas)
     wanted, _ = evaluated(model, LanguageWorker, stream, alphas=alphas)
-    assert worker.chunks == 1  # all windows at once
+    assert (worker.chunks, worker.plain) == (1, 0)  # all windows at once
     assert_same(found, wanted, kernel_device.within(device, 1e-5, 5e-3))
 
 
@@ -135,7 +138,7 @@ def test_chunks_of_windows_and_targets_change_nothing(device, monkeypatch):
     monkeypatch.setattr(module, "_ROWS", 1)
     monkeypatch.setattr(module, "_LOGITS", 2 * 4 * 16)
     found, worker = evaluated(model, Float32Worker, stream, alphas=(1,))
-    assert worker.chunks == 4 and worker.targets_at_once == 2
+    assert (worker.chunks, worker.plain, worker.targets_at_once) == (4, 0, 2)
     assert_same(found, whole)
 
 
@@ -148,7 +151,7 @@ def test_too_low_log_probabilities_go_to_the_plain_worker(value, device):
     stream = StreamSettings(time=3, stripes=2, windows=2)
     found, worker = evaluated(model, Float32Worker, stream, alphas=(1,))
     wanted, _ = evaluated(model, LanguageWorker, stream, alphas=(1,))
-    assert worker.chunks == 0
+    assert worker.plain > 0
     for name, tensor in wanted.tensors.items():
         assert torch.equal(found.tensors[name].nan_to_num(7), tensor.nan_to_num(7)), name
 

@@ -1,8 +1,8 @@
 """Family evaluation of language models on a GPU: the kernels' form of `language.LanguageWorker`.
 
 All multipliers, windows and samples of a chunk are rows of one batch; a layer's step is one product
-and one kernel, and the vocabulary is taken a few targets at a time, so that their logits stay in
-the cache. Operands and logits are float16, everything that is summed float32.
+and one kernel, and the vocabulary is taken some targets at a time. Operands and logits are float16,
+everything that is summed over samples or time float32.
 
 Legend: M multipliers, W windows, K samples, time steps, H units, E of the embedding, V token types;
 rows are M × W × K, features M × W × time × K.
@@ -28,10 +28,10 @@ from afterdrop.kernels.uniform import draws, why_not_drawn, words
 from afterdrop.masks.rows import split_evenly
 from afterdrop.masks.uniforms import Plan, site_key
 from afterdrop.models import LanguageModel
-from afterdrop.models.fused import Copies, why_not_fused
+from afterdrop.models.fused import Copies, DeterministicPass, why_not_fused
 
 _ROWS = 2**15  # rows of a product: enough to run at full speed
-_LOGITS = 2**25  # logits at a time: 64 MiB, most of them stay in the cache
+_LOGITS = 2**27  # logits at a time: 256 MiB, for a product at full speed
 
 
 def why_not(
@@ -76,16 +76,31 @@ class FusedLanguageWorker(LanguageWorker):
         shape = self.targets_at_once * K, len(self.copies.softmax)
         self._logits = torch.empty(shape, dtype=self.dtype, device=self.device)
         self._buffers: dict[str, Tensor] = {}
+        self._passes: DeterministicPass | None = None
+
+    def deterministic(self, batch: Batch) -> Tensor:
+        """Logits [N, V] of the targets that count, without dropout."""
+        tokens, state = batch.inputs
+        if self._passes is None:  # the first batch is the largest
+            self._passes = DeterministicPass(self.copies, *tokens.shape)
+        passes = self._passes
+        passes.begin(state)
+        window = torch.zeros_like(passes.tokens).t()
+        window[: len(tokens)] = tokens
+        y = passes.run(window).transpose(0, 1)[: len(tokens)]
+        return self._output(y.flatten(0, 1)[self.reader.counts(batch.targets)])
 
     def _sampled(self, batch: Batch, number: int) -> Results:
         each = len(self.multipliers) * self.protocol.plan.num_samples
         rows = min(_ROWS, self.budget // self._row_bytes(batch.targets.shape[1]))
         chunks = split_evenly(batch.size, max(1, rows // each))
+        # Results stay on the device until the batch is done: a copy would wait for the kernels.
+        parts = [self._windows(batch, examples) for examples in chunks]
         try:
-            parts = [self._windows(batch, examples) for examples in chunks]
+            require_held(torch.cat([part.pop("mc_held") for part in parts]))
         except TooLow:
             return super()._sampled(batch, number)
-        return {name: torch.cat([part[name] for part in parts], -1) for name in parts[0]}
+        return {name: torch.cat([part[name] for part in parts], -1).cpu() for name in parts[0]}
 
     def _row_bytes(self, time: int) -> int:
         """Bytes that a row has in the buffers of `_features`."""
@@ -93,10 +108,10 @@ class FusedLanguageWorker(LanguageWorker):
         operands = sum(weight.shape[1] for weight in self.weights) + 4 * H
         outputs = 2 * H if self.copies.projection is None else 2 * H + E
         size = self.copies.softmax.element_size()
-        return size * (operands + time * outputs) + 4 * H * (len(self.weights) + 1)
+        return size * (operands + H + time * outputs) + 4 * H * len(self.weights)
 
     def _windows(self, batch: Batch, examples: range) -> Results:
-        """Results of some windows."""
+        """Results of some windows, and under `mc_held` the smallest log-probabilities."""
         part = slice(examples.start, examples.stop)
         tokens, state = batch.inputs
         features, plain = self._features(
@@ -105,12 +120,13 @@ class FusedLanguageWorker(LanguageWorker):
         targets = batch.targets[part].flatten()
         counts = targets != self.reader.ignore_index
         found, lp_K = self._family(features, targets.clamp_min(0))
-        require_held(found.pop("lowest"))
+        held = found.pop("lowest").flatten()
         found = {name: tensor[..., counts] for name, tensor in found.items()}
         out = family_results(found, lp_K[..., counts], self.protocol)
         if (integrated := self.integrated(targets[counts], counts)) is not None:
             out.update(self._of_halves(integrated, plain, counts))
-        return {f"mc_{name}": tensor.cpu() for name, tensor in out.items()}
+        out["held"] = held
+        return {f"mc_{name}": tensor for name, tensor in out.items()}
 
     def _site(
         self, name: str, first: int, windows: int, time: int, units: int
@@ -148,7 +164,7 @@ class FusedLanguageWorker(LanguageWorker):
         a = [self._buffer(f"a{at}", rows, w.shape[1], half) for at, w in enumerate(self.weights)]
         c = [self._buffer(f"c{at}", rows, H, torch.float32) for at in range(L)]
         gates = self._buffer("gates", rows, 4 * H, half)
-        total = self._buffer("total", rows, H, torch.float32)
+        total = self._buffer("total", rows, H, half)
         plain = self._buffer("plain", rows * time, H, half)
         features = self._buffer("features", rows * time, H, half)
 

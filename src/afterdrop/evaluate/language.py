@@ -189,6 +189,10 @@ class Windows:
         return -(-len(self.stripes) // self.together)
 
     def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
+        batches = self._batches()
+        return batches if self.passes is None else ahead(batches, self.model.softmax_bias.device)
+
+    def _batches(self) -> Iterator[tuple[Any, Tensor]]:
         state: Any = self.model.initial_state(self.stripes.stripes)
         if self.passes is not None:
             self.passes.reset()
@@ -212,6 +216,29 @@ class Windows:
         device = self.model.softmax_bias.device
         with torch.no_grad(), eval_mode(self.model):
             return self.model.features(tokens.to(device), state)[1]
+
+
+def ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
+    """Makes each batch on a stream of its own while the one before is evaluated.
+
+    Whoever takes a batch must have waited for its results before it takes the next one.
+    """
+    if device.type != "cuda":
+        yield from batches
+        return
+    stream = torch.cuda.Stream(device)
+    stream.wait_stream(torch.cuda.current_stream(device))
+
+    def start() -> tuple[Any, torch.cuda.Event]:
+        with torch.cuda.stream(stream):
+            return next(batches, None), stream.record_event()
+
+    batch, made = start()
+    while batch is not None:
+        following = start()
+        torch.cuda.current_stream(device).wait_event(made)
+        yield batch
+        batch, made = following
 
 
 class LanguageWorker(Worker):

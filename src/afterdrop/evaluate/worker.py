@@ -67,8 +67,7 @@ class Worker:
         examples = torch.arange(batch.first, batch.first + batch.size).repeat_interleave(each)
         targets = batch.targets.flatten()[counts]
         results = {"targets": targets.cpu(), "examples": examples[counts.cpu()]}
-        inputs = fresh(batch, self.reader)
-        logits = self.reader.logits(call(self.model, inputs), batch.targets, 1)[0]
+        logits = self.deterministic(batch)
         # In slices: the copies that a distribution needs would multiply the batch's own logits.
         step = max(1, _DET_ELEMENTS // logits.shape[-1])
         det = [
@@ -80,6 +79,11 @@ class Worker:
         if self.sites is not None:
             results.update(self._sampled(batch, number))
         return results
+
+    def deterministic(self, batch: Batch) -> Tensor:
+        """Logits [N, V] of the targets that count, without dropout."""
+        output = call(self.model, fresh(batch, self.reader))
+        return self.reader.logits(output, batch.targets, 1)[0]
 
     def _sampled(self, batch: Batch, number: int) -> Results:
         try:

@@ -19,7 +19,8 @@ from torch import Tensor
 from afterdrop.kernels.lstm_forward import tanh
 from afterdrop.kernels.uniform import Draws, uniform
 
-_BLOCK_K, _BLOCK_U = 32, 64
+_DROP = {"BLOCK_K": 32, "BLOCK_U": 64}
+_CELL = {"BLOCK_K": 8, "BLOCK_U": 64, "num_warps": 4}  # small: programs in flight hide loads
 Site = tuple[Tensor, Tensor, Tensor]  # words of places [P], of units [H], rates [M]
 
 
@@ -78,7 +79,7 @@ def _drop(
         x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
         if DROP:
             rate = tl.load(rates + m)
-            x = tl.where(u >= rate, x / (1 - rate), 0.0)
+            x = tl.where(u >= rate, x * (1 / (1 - rate)), 0.0)
         tl.store(
             target + row * target_stride + units[None, :],
             x.to(target.dtype.element_ty),
@@ -109,7 +110,8 @@ def drop(
         tokens: [P], the row of the table for each place.
     """
     none = (draws.keys,) * 3  # never read
-    grid = (-(-units // _BLOCK_U), places, draws.blocks * -(-draws.size // _BLOCK_K))
+    parts = draws.blocks * -(-draws.size // _DROP["BLOCK_K"])
+    grid = (-(-units // _DROP["BLOCK_U"]), places, parts)
     _drop[grid](
         source,
         target,
@@ -124,8 +126,7 @@ def drop(
         target.stride(0),
         GATHER=tokens is not None,
         DROP=site is not None,
-        BLOCK_K=_BLOCK_K,
-        BLOCK_U=_BLOCK_U,
+        **_DROP,
     )
 
 
@@ -136,7 +137,7 @@ def _cell(
     c,  # [rows, H] float32
     own,  # [rows, stride_own]: where the next step's dropped h goes
     over,  # [rows, stride_over]: the next layer's dropped input; or features [M, W, time, K, H]
-    total,  # [rows, H] float32, the sum of layers so far
+    total,  # [rows, H], the sum of layers so far
     plain,  # [M, W, time, K, H] the stack's output
     places_s,
     hashes_s,
@@ -209,7 +210,7 @@ def _cell(
         kept = h
         if STATE:
             rate = tl.load(rates_s + m)
-            kept = tl.where(u_s >= rate, h / (1 - rate), 0.0)
+            kept = tl.where(u_s >= rate, h * (1 / (1 - rate)), 0.0)
         tl.store(
             own + row * stride_own + units[None, :], kept.to(own.dtype.element_ty), mask=inside
         )
@@ -217,9 +218,9 @@ def _cell(
         y = h
         if SKIP:
             if not FIRST:
-                y += tl.load(at_total, mask=inside, other=0.0)
+                y += tl.load(at_total, mask=inside, other=0.0).to(tl.float32)
             if not LAST:
-                tl.store(at_total, y, mask=inside)
+                tl.store(at_total, y.to(total.dtype.element_ty), mask=inside)
         read = h
         place = row
         if LAST:
@@ -228,7 +229,7 @@ def _cell(
             tl.store(plain + place * H + units[None, :], y.to(plain.dtype.element_ty), mask=inside)
         if OVER:
             rate = tl.load(rates_o + m)
-            read = tl.where(u_o >= rate, read / (1 - rate), 0.0)
+            read = tl.where(u_o >= rate, read * (1 / (1 - rate)), 0.0)
         tl.store(
             over + place * stride_over + units[None, :],
             read.to(over.dtype.element_ty),
@@ -270,7 +271,8 @@ def cell(
     """
     H = bias.shape[-1]
     none = (draws.keys,) * 3  # never read
-    grid = (-(-H // _BLOCK_U), windows, draws.blocks * -(-draws.size // _BLOCK_K))
+    parts = draws.blocks * -(-draws.size // _CELL["BLOCK_K"])
+    grid = (-(-H // _CELL["BLOCK_U"]), windows, parts)
     capped, skip, first, last = form
     _cell[grid](
         gates,
@@ -297,8 +299,7 @@ def cell(
         LAST=last,
         STATE=sites[0] is not None,
         OVER=sites[1] is not None,
-        BLOCK_K=_BLOCK_K,
-        BLOCK_U=_BLOCK_U,
+        **_CELL,
     )
 
 

@@ -128,6 +128,7 @@ class FamilySums:
             samples.start,
             BIAS=bias is not None,
             BLOCK=2048,
+            GROUP=8,
             num_warps=8,
         )
         power_sums[(L * N, -(-self.classes // _CLASSES), halves)](

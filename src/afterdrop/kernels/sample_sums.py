@@ -36,24 +36,27 @@ def row_lse(
     k0,
     BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
     """A row's log-sum-exp, its target's log p and its smallest log p."""
     q = tl.program_id(0) // S
     k = tl.program_id(0) % S
     at = logits + k.to(tl.int64) * by_sample
     at += (q // N).to(tl.int64) * by_group + (q % N).to(tl.int64) * by_target
-    peak = tl.full((BLOCK,), -1e30, tl.float32)
-    least = tl.full((BLOCK,), float("inf"), tl.float32)
-    total = tl.zeros((BLOCK,), tl.float32)
+    # A thread has whole groups of classes, whose sums it moves to a new peak once a group.
+    groups = tl.arange(0, BLOCK // GROUP)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    peak = tl.full((BLOCK // GROUP,), -1e30, tl.float32)
+    least = tl.full((BLOCK // GROUP,), float("inf"), tl.float32)
+    total = tl.zeros((BLOCK // GROUP,), tl.float32)
     for start in range(0, V, BLOCK):
-        v = start + tl.arange(0, BLOCK)
+        v = start + groups
         x = tl.load(at + v, mask=v < V, other=0.0).to(tl.float32)
         if BIAS:
             x += tl.load(bias + v, mask=v < V, other=0.0)
-        least = tl.minimum(least, tl.where(v < V, x, float("inf")))
+        least = tl.minimum(least, tl.min(tl.where(v < V, x, float("inf")), 1))
         x = tl.where((v < V) & (x != float("-inf")), x, -1e30)  # exp(-inf + inf) would be NaN
-        higher = tl.maximum(peak, x)
-        total = total * tl.exp(peak - higher) + tl.exp(x - higher)
+        higher = tl.maximum(peak, tl.max(x, 1))
+        total = total * tl.exp(peak - higher) + tl.sum(tl.exp(x - higher[:, None]), 1)
         peak = higher
     whole = tl.max(peak, 0)
     found = whole + tl.log(tl.sum(total * tl.exp(peak - whole), 0))

@@ -119,13 +119,21 @@ class DeterministicPass:
         self.copies = copies
         self.stack = Stack(copies.shape(rows, time), copies.stack, training=False)
         device = copies.embedding.device
-        self._tokens = torch.zeros(time, rows, dtype=torch.int64, device=device)
+        self.tokens = torch.zeros(time, rows, dtype=torch.int64, device=device)
         self._replay = Replay(self._run, device)
 
     def reset(self) -> None:
         """Forgets the state."""
         self.stack.last.zero_()
         self.stack.c.zero_()
+
+    def begin(self, state: tuple[tuple[Tensor, Tensor], ...]) -> None:
+        """Starts from a state (h, c) of each layer, each [n, H] with n ≤ B; other rows from 0."""
+        self.reset()
+        H = self.copies.config.hidden_sizes[0]
+        for layer, (h, c) in enumerate(state):
+            self.stack.last[layer, : len(h), :H].copy_(h)
+            self.stack.c[layer, -1, : len(c), :H].copy_(c)
 
     @property
     def state(self) -> tuple[tuple[Tensor, Tensor], ...]:
@@ -137,13 +145,13 @@ class DeterministicPass:
     @torch.no_grad()
     def run(self, tokens_Bt: Tensor) -> Tensor:
         """Output [time, B, H₊] of a window of tokens, float32; the next run overwrites it."""
-        self._tokens.copy_(tokens_Bt.t())
+        self.tokens.copy_(tokens_Bt.t())
         self._replay()
         return self.stack.out
 
     def _run(self) -> None:
         stack = self.stack
-        x = self.copies.embedding[self._tokens]
+        x = self.copies.embedding[self.tokens]
         stack.x[0, ..., : x.shape[-1]].copy_(x)
         stack.start(stack.last, stack.c[:, -1])
         stack.forward()
