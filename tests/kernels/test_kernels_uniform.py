@@ -4,7 +4,7 @@ import kernel_device
 import pytest
 import torch
 
-from afterdrop.kernels.family_cell import drop, site
+from afterdrop.kernels.family_cell import drop, mask_levels
 from afterdrop.kernels.uniform import draws, why_not_drawn, words
 from afterdrop.masks.uniforms import Plan, site_key, uniforms
 
@@ -19,7 +19,7 @@ def dropped(plan, places, hashes, device):
     windows, units = len(places), len(hashes)
     rows = len(RATES) * windows * plan.num_samples
     found = torch.full((rows, units + 3), -1.0, device=device)
-    where = site(places, hashes, RATES, device)
+    where = places, hashes, torch.tensor(RATES, device=device)
     plain = torch.ones(rows, units, device=device)
     drop(plain, found, where, draws(plan, device), windows, len(RATES), units)
     assert (found[:, units:] == -1).all()
@@ -41,6 +41,17 @@ def test_masks_are_equal_to_the_bit(samples, seed, device):
     found = dropped(plan, places[0], hashes, device)
     assert torch.equal(found.cpu() > 0, expected(u) > 0)
     torch.testing.assert_close(found.cpu(), expected(u), rtol=1e-6, atol=0)
+
+
+def test_levels_count_the_rates_at_which_a_unit_is_kept(device):
+    plan, key, units = Plan(6, 3), site_key(3, "site", 0, 0), 70
+    places, hashes = words(key, EXAMPLES.to(device), None, units)
+    site = places[0], hashes, torch.tensor(RATES, device=device)
+    room = torch.full((len(EXAMPLES) * 6 + 2, units), 99, dtype=torch.uint8, device=device)
+    levels = mask_levels(site, draws(plan, device), units, room)
+    u = uniforms(plan, key, range(6), EXAMPLES, (units,)).transpose(0, 1).flatten(0, 1)
+    assert torch.equal(levels.cpu(), sum((u >= torch.tensor(r)).to(torch.uint8) for r in RATES))
+    assert (room[len(levels) :] == 99).all()
 
 
 def test_every_time_step_has_its_own(device):

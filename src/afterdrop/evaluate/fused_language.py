@@ -22,7 +22,7 @@ from afterdrop.evaluate.integrated import Integrated
 from afterdrop.evaluate.language import LanguageWorker, StreamSettings
 from afterdrop.evaluate.passes import Batch
 from afterdrop.family.member import Grid
-from afterdrop.kernels.family_cell import Site, cell, drop, site
+from afterdrop.kernels.family_cell import Mask, Site, cell, drop, mask_levels
 from afterdrop.kernels.family_sums import ALPHAS
 from afterdrop.kernels.uniform import draws, why_not_drawn, words
 from afterdrop.masks.rows import split_evenly
@@ -76,6 +76,7 @@ class FusedLanguageWorker(LanguageWorker):
         shape = self.targets_at_once * K, len(self.copies.softmax)
         self._logits = torch.empty(shape, dtype=self.dtype, device=self.device)
         self._buffers: dict[str, Tensor] = {}
+        self._rates: dict[str, Tensor] = {}  # of each site, for every multiplier
         self._passes: DeterministicPass | None = None
 
     def deterministic(self, batch: Batch) -> Tensor:
@@ -95,7 +96,10 @@ class FusedLanguageWorker(LanguageWorker):
         rows = min(_ROWS, self.budget // self._row_bytes(batch.targets.shape[1]))
         chunks = split_evenly(batch.size, max(1, rows // each))
         # Results stay on the device until the batch is done: a copy would wait for the kernels.
-        parts = [self._windows(batch, examples) for examples in chunks]
+        each = batch.targets.shape[1]
+        counts = self.reader.counts(batch.targets)
+        kept = [counts[r.start * each : r.stop * each].nonzero()[:, 0] for r in chunks]
+        parts = [self._windows(batch, *chunk) for chunk in zip(chunks, kept)]
         try:
             require_held(torch.cat([part.pop("mc_held") for part in parts]))
         except TooLow:
@@ -107,44 +111,61 @@ class FusedLanguageWorker(LanguageWorker):
         H, E = self.copies.stack.w_h.shape[-1], self.copies.softmax.shape[1]
         operands = sum(weight.shape[1] for weight in self.weights) + 4 * H
         outputs = 2 * H if self.copies.projection is None else 2 * H + E
-        size = self.copies.softmax.element_size()
-        return size * (operands + H + time * outputs) + 4 * H * len(self.weights)
+        size, L = self.copies.softmax.element_size(), len(self.weights)
+        levels = 2 * L * time * H // len(self.multipliers)
+        return size * (operands + H + time * outputs) + 4 * H * L + levels
 
-    def _windows(self, batch: Batch, examples: range) -> Results:
-        """Results of some windows, and under `mc_held` the smallest log-probabilities."""
+    def _windows(self, batch: Batch, examples: range, kept: Tensor) -> Results:
+        """Results of some windows, and under `mc_held` the smallest log-probabilities.
+
+        Args:
+            batch: All windows.
+            examples: Which.
+            kept: Which of their targets count; numbers, because a mask would wait for the kernels.
+        """
         part = slice(examples.start, examples.stop)
         tokens, state = batch.inputs
         features, plain = self._features(
             tokens[part], tuple((h[part], c[part]) for h, c in state), batch.first + examples.start
         )
         targets = batch.targets[part].flatten()
-        counts = targets != self.reader.ignore_index
         found, lp_K = self._family(features, targets.clamp_min(0))
         held = found.pop("lowest").flatten()
-        found = {name: tensor[..., counts] for name, tensor in found.items()}
-        out = family_results(found, lp_K[..., counts], self.protocol)
-        if (integrated := self.integrated(targets[counts], counts)) is not None:
-            out.update(self._of_halves(integrated, plain, counts))
+        found = {name: tensor.index_select(-1, kept) for name, tensor in found.items()}
+        out = family_results(found, lp_K.index_select(-1, kept), self.protocol)
+        if (integrated := self.integrated(targets[kept], kept)) is not None:
+            out.update(self._of_halves(integrated, plain, kept))
         out["held"] = held
         return {f"mc_{name}": tensor for name, tensor in out.items()}
 
-    def _site(
-        self, name: str, first: int, windows: int, time: int, units: int
-    ) -> list[Site | None]:
-        """A site at each time step, or None where nothing is dropped."""
+    def _site(self, name: str, first: int, windows: int, time: int, units: int) -> Site | None:
+        """A site of all time steps, or of one if its masks are shared; None if nothing drops."""
         assert isinstance(self.model, LanguageModel)
         module: Any = self.model.get_submodule(name)
         if module.rate == 0:
-            return [None] * time
+            return None
+        if name not in self._rates:
+            rates = [multiplier * module.rate for multiplier in self.multipliers]
+            self._rates[name] = torch.tensor(rates, device=self.device)
         numbers = torch.arange(first, first + windows, device=self.device)
         if self.stream.lifetime == "stream" and module.shared:
             numbers = numbers % self.stream.stripes
         inside = name.endswith("state_dropout")  # its mask has no time dimension if shared
         steps = time if not module.shared else None if inside else 1
         places, hashes = words(site_key(self.protocol.plan.seed, name, 0, 0), numbers, steps, units)
-        rates = [multiplier * module.rate for multiplier in self.multipliers]
-        made = [site(place, hashes, rates, self.device) for place in places.contiguous()]
-        return [made[t % len(made)] for t in range(time)]
+        return places.flatten(), hashes, self._rates[name]
+
+    def _masks(
+        self, name: str, first: int, windows: int, time: int, units: int
+    ) -> list[Mask | None]:
+        """A site's mask at each time step."""
+        site = self._site(name, first, windows, time, units)
+        if site is None:
+            return [None] * time
+        places, group = len(site[0]), windows * self.protocol.plan.num_samples
+        held = self._buffer(name, len(site[0]) * group // windows, units, torch.uint8)
+        levels = mask_levels(site, self.draws, units, held).view(places // windows, group, units)
+        return [(levels[t % len(levels)], site[2]) for t in range(time)]
 
     def _buffer(self, name: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
         """A zeroed or reused matrix; padding columns are never written."""
@@ -168,27 +189,21 @@ class FusedLanguageWorker(LanguageWorker):
         plain = self._buffer("plain", rows * time, H, half)
         features = self._buffer("features", rows * time, H, half)
 
-        def at_steps(name: str, units: int) -> list[Site | None]:
-            return self._site(name, first, W, time, units)
-
-        entering = at_steps("stack.input_dropout", E)
-        states = [at_steps(f"stack.layers.{at}.state_dropout", H) for at in range(L)]
-        over = [at_steps(f"stack.inter_layer_dropout.{at}", H) for at in range(L - 1)]
-        over.append(at_steps("output_dropout", H))
-        window = torch.arange(W, device=self.device)
+        names = [f"stack.layers.{at}.state_dropout" for at in range(L)]
+        states = [self._masks(name, first, W, time, H) for name in names]
+        names = [f"stack.inter_layer_dropout.{at}" for at in range(L - 1)] + ["output_dropout"]
+        over = [self._masks(name, first, W, time, H) for name in names]
         hidden = copies.config.hidden_sizes[0]
         for at, (h, cell_before) in enumerate(state):
-            own = a[at][:, -H:]
-            drop(h.contiguous(), own, states[at][0], self.draws, W, M, hidden, window)
+            self._start(a[at][:, -H:], h, states[at][0], W)
             c[at].view(M, W, K, H)[..., :hidden] = cell_before[None, :, None]
+        entering = self._site("stack.input_dropout", first, W, time, E)
         form = copies.config.input_gate == "capped", copies.config.stacking == "skip"
         for t in range(time):
-            drop(
-                copies.embedding, a[0], entering[t], self.draws, W, M, E, tokens[:, t].contiguous()
-            )
+            at_t = None if entering is None else _at_step(entering, t, W)
+            drop(copies.embedding, a[0], at_t, self.draws, W, M, E, tokens[:, t].contiguous())
             for at in range(L):
                 torch.mm(a[at], self.weights[at].t(), out=gates)
-                ahead = states[at][(t + 1) % time]
                 ends = at == 0, at == L - 1
                 cell(
                     gates,
@@ -198,9 +213,8 @@ class FusedLanguageWorker(LanguageWorker):
                     features if ends[1] else a[at + 1],
                     total,
                     plain,
-                    (ahead, over[at][t]),
-                    self.draws,
-                    W,
+                    (states[at][(t + 1) % time], over[at][t]),
+                    K,
                     M,
                     (t, time),
                     (*form, *ends),
@@ -210,12 +224,23 @@ class FusedLanguageWorker(LanguageWorker):
         projected = self._buffer("projected", rows * time, copies.softmax.shape[1], half)
         torch.mm(features, copies.projection.t(), out=projected)
         size = copies.config.embedding_size or hidden
-        sites = at_steps("projection_dropout", size)
-        if sites[0] is not None:
-            places = torch.stack([s[0] for s in sites if s is not None], 1).flatten()
-            whole = (places, *sites[0][1:])
-            drop(projected, projected, whole, self.draws, W * time, M, size)
+        last = self._site("projection_dropout", first, W, time, size)
+        if last is not None:
+            places = last[0].view(-1, W).expand(time, W).t().flatten()
+            drop(projected, projected, (places, *last[1:]), self.draws, W * time, M, size)
         return projected, plain
+
+    def _start(self, own: Tensor, h: Tensor, mask: Mask | None, windows: int) -> None:
+        """Puts the carried h [W, H] of every row where the first step reads it, dropped."""
+        M, K = len(self.multipliers), self.protocol.plan.num_samples
+        rows = h.to(self.dtype)[None, :, None].expand(M, windows, K, -1).flatten(0, 2)
+        if mask is not None:
+            levels, rates = mask
+            m = torch.arange(M, device=self.device).view(M, 1, 1)
+            scale = (1 / (1 - rates)).view(M, 1, 1)
+            keep = torch.where(m < levels, scale, 0.0)[..., : h.shape[1]].flatten(0, 1)
+            rows = rows.float() * keep
+        own[:, : h.shape[1]] = rows
 
     def _family(self, features: Tensor, targets: Tensor) -> tuple[Results, Tensor]:
         """Sums over samples of all targets [M, ..., N], and log-probabilities [K, M, N]."""
@@ -235,13 +260,14 @@ class FusedLanguageWorker(LanguageWorker):
         joined["mean_entropy"] /= K
         return joined, joined.pop("chosen").permute(2, 0, 1)
 
-    def _of_halves(self, integrated: Integrated, plain: Tensor, counts: Tensor) -> Results:
+    def _of_halves(self, integrated: Integrated, plain: Tensor, kept: Tensor) -> Results:
         """Alpha 0 with output dropout integrated out, from the stack's outputs."""
-        M, K, N = len(self.multipliers), self.protocol.plan.num_samples, len(counts)
+        M, K = len(self.multipliers), self.protocol.plan.num_samples
         hidden = self.copies.config.hidden_sizes[0]
-        halves = plain.view(M, N, 2, K // 2, -1)[..., :hidden].sum(3, dtype=torch.float32)
+        halves = plain.view(M, -1, 2, K // 2, plain.shape[-1])[..., :hidden]
+        halves = halves.sum(3, dtype=torch.float32).index_select(1, kept)
         integrated.output = self._output
-        return integrated.of_halves([(halves[:, counts, half], K // 2) for half in range(2)])
+        return integrated.of_halves([(half, K // 2) for half in halves.unbind(2)])
 
     def _output(self, y: Tensor) -> Tensor:
         """Logits [..., V] of the stack's mean output [..., H]."""
@@ -251,3 +277,9 @@ class FusedLanguageWorker(LanguageWorker):
         assert isinstance(self.model, LanguageModel)
         bias = self.model.softmax_bias.detach()
         return (logits[:, : len(bias)] + bias).unflatten(0, y.shape[:-1])
+
+
+def _at_step(site: Site, t: int, windows: int) -> Site:
+    """A site at one time step, or its only one."""
+    places = site[0].view(-1, windows)
+    return places[t % len(places)], *site[1:]

@@ -1,17 +1,16 @@
-"""Steps of many mask samples of a language model at once, masks drawn where they are used.
+"""Steps of many mask samples of a language model at once.
 
-Rows are multipliers × windows × samples, samples innermost. A program has some units of some
-samples of one window and loops over the multipliers, which share their uniforms: a unit is dropped
-when u < multiplier · rate.
+Rows are multipliers × windows × samples, samples innermost. Multipliers share their uniforms, and a
+unit is dropped when u < multiplier · rate: so a mask for all multipliers is a level, the number of
+multipliers at which the unit is kept, and rows of the m-th (ascending) keep it if m < level.
 
-Letters: M multipliers, W windows, P places (windows, or windows × time steps), K samples, H units
+Letters: M multipliers, W windows, P places (windows, or time steps × windows), K samples, H units
 (padded); a site is given by the words of its places and units (`uniform.words`) and the rate of
 each multiplier.
 """
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -20,8 +19,9 @@ from afterdrop.kernels.lstm_forward import tanh
 from afterdrop.kernels.uniform import Draws, uniform
 
 _DROP = {"BLOCK_K": 32, "BLOCK_U": 64}
-_CELL = {"BLOCK_K": 8, "BLOCK_U": 64, "num_warps": 4}  # small: programs in flight hide loads
+_CELL = {"BLOCK_R": 4, "BLOCK_U": 128, "num_warps": 4}
 Site = tuple[Tensor, Tensor, Tensor]  # words of places [P], of units [H], rates [M]
+Mask = tuple[Tensor, Tensor]  # levels [W · K, H] and the rates [M]
 
 
 # Sizes that differ from call to call are not compiled in: every value would be compiled anew.
@@ -130,7 +130,77 @@ def drop(
     )
 
 
-@triton.jit(do_not_specialize=["W", "t"])
+@triton.jit(do_not_specialize=["P"])
+def _levels(
+    levels,  # [P, K, H] uint8
+    places,
+    hashes,
+    rates,
+    tables,
+    keys,
+    columns,
+    size,
+    inverse,
+    below,
+    P,
+    K,
+    M,
+    H,
+    BLOCK_K: tl.constexpr,
+    BLOCK_U: tl.constexpr,
+):
+    units = tl.program_id(0) * BLOCK_U + tl.arange(0, BLOCK_U)
+    p = tl.program_id(1)
+    parts = tl.cdiv(size, BLOCK_K)
+    block = tl.program_id(2) // parts
+    local = (tl.program_id(2) % parts) * BLOCK_K + tl.arange(0, BLOCK_K)
+    inside = (local[:, None] < size) & (units[None, :] < H)
+    u = uniform(
+        tl.load(places + p),
+        tl.load(hashes + units, mask=units < H, other=0),
+        tl.load(keys + block),
+        tables + block * columns * size,
+        columns,
+        size,
+        inverse,
+        below,
+        local,
+    )
+    level = tl.zeros((BLOCK_K, BLOCK_U), tl.int32)
+    for m in range(M):
+        level += (u >= tl.load(rates + m)).to(tl.int32)
+    row = (p * K + block * size + local).to(tl.int64)[:, None]
+    tl.store(levels + row * H + units[None, :], level.to(tl.uint8), mask=inside)
+
+
+def mask_levels(site: Site, draws: Draws, units: int, out: Tensor) -> Tensor:
+    """At how many of the multipliers each unit is kept, [P · K, H] uint8.
+
+    Args:
+        site: The site, its rates ascending.
+        draws: The plan.
+        units: H.
+        out: [≥ P · K, H] uint8, written.
+    """
+    places, hashes, rates = site
+    samples = draws.blocks * draws.size
+    parts = draws.blocks * -(-draws.size // _DROP["BLOCK_K"])
+    _levels[(-(-units // _DROP["BLOCK_U"]), len(places), parts)](
+        out,
+        places,
+        hashes,
+        rates,
+        *draws.arguments,
+        len(places),
+        samples,
+        len(rates),
+        units,
+        **_DROP,
+    )
+    return out[: len(places) * samples]
+
+
+@triton.jit(do_not_specialize=["group", "t"])
 def _cell(
     gates,  # [rows, 4H] before bias and nonlinearity
     bias,  # [4, H] float32
@@ -139,21 +209,12 @@ def _cell(
     over,  # [rows, stride_over]: the next layer's dropped input; or features [M, W, time, K, H]
     total,  # [rows, H], the sum of layers so far
     plain,  # [M, W, time, K, H] the stack's output
-    places_s,
-    hashes_s,
+    levels_s,  # [W · K, H] of the state's mask
     rates_s,
-    places_o,
-    hashes_o,
+    levels_o,  # the same of the mask of `over`
     rates_o,
-    tables,
-    keys,
-    columns,
-    size,
-    inverse,
-    below,
-    W,
+    group,  # W · K, rows of one multiplier
     K,
-    M,
     H,
     time,
     t,
@@ -165,76 +226,61 @@ def _cell(
     LAST: tl.constexpr,
     STATE: tl.constexpr,
     OVER: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    BLOCK_R: tl.constexpr,
     BLOCK_U: tl.constexpr,
 ):
-    units = tl.program_id(0) * BLOCK_U + tl.arange(0, BLOCK_U)
-    w = tl.program_id(1)
-    parts = tl.cdiv(size, BLOCK_K)
-    block = tl.program_id(2) // parts
-    local = (tl.program_id(2) % parts) * BLOCK_K + tl.arange(0, BLOCK_K)
+    units = tl.program_id(0) * BLOCK_U + tl.arange(0, BLOCK_U)[None, :]
+    within = (tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R))[:, None]
+    m = tl.program_id(2)
+    inside = (within < group) & (units < H)
+    row = m.to(tl.int64) * group + within
+    at = gates + row * 4 * H + units
+    at_bias = bias + units
     real = units < H
-    inside = (local[:, None] < size) & real[None, :]
-    key = tl.load(keys + block)
-    table = tables + block * columns * size
-    u_s = tl.zeros((BLOCK_K, BLOCK_U), tl.float32)
-    u_o = u_s
+    at_c = c + row * H + units
+    at_total = total + row * H + units
+    # All loads before all arithmetic, so that they are under way together.
+    j = tl.load(at, mask=inside, other=0.0)
+    o = tl.load(at + H, mask=inside, other=0.0)
+    f = tl.load(at + 2 * H, mask=inside, other=0.0)
+    i = tl.load(at + 3 * H, mask=inside, other=0.0)
+    c_old = tl.load(at_c, mask=inside, other=0.0)
+    if SKIP and not FIRST:
+        below = tl.load(at_total, mask=inside, other=0.0)
     if STATE:
-        hashed = tl.load(hashes_s + units, mask=real, other=0)
-        u_s = uniform(
-            tl.load(places_s + w), hashed, key, table, columns, size, inverse, below, local
-        )
+        level_s = tl.load(levels_s + within * H + units, mask=inside, other=0)
     if OVER:
-        hashed = tl.load(hashes_o + units, mask=real, other=0)
-        u_o = uniform(
-            tl.load(places_o + w), hashed, key, table, columns, size, inverse, below, local
-        )
-    b_j = tl.load(bias + units, mask=real, other=0.0)[None, :]
-    b_o = tl.load(bias + H + units, mask=real, other=0.0)[None, :]
-    b_f = tl.load(bias + 2 * H + units, mask=real, other=0.0)[None, :]
-    b_i = tl.load(bias + 3 * H + units, mask=real, other=0.0)[None, :]
-    for m in range(M):
-        row = ((m * W + w) * K + block * size + local).to(tl.int64)[:, None]
-        at = gates + row * 4 * H + units[None, :]
-        j = tanh(tl.load(at, mask=inside, other=0.0).to(tl.float32) + b_j)
-        o = tl.sigmoid(tl.load(at + H, mask=inside, other=0.0).to(tl.float32) + b_o)
-        f = tl.sigmoid(tl.load(at + 2 * H, mask=inside, other=0.0).to(tl.float32) + b_f)
-        i = tl.sigmoid(tl.load(at + 3 * H, mask=inside, other=0.0).to(tl.float32) + b_i)
-        g = i
-        if CAPPED:
-            g = tl.minimum(1 - f, i)
-        at_c = c + row * H + units[None, :]
-        c_new = f * tl.load(at_c, mask=inside, other=0.0) + g * j
-        tl.store(at_c, c_new, mask=inside)
-        h = o * tanh(c_new)
-        kept = h
-        if STATE:
-            rate = tl.load(rates_s + m)
-            kept = tl.where(u_s >= rate, h * (1 / (1 - rate)), 0.0)
-        tl.store(
-            own + row * stride_own + units[None, :], kept.to(own.dtype.element_ty), mask=inside
-        )
-        at_total = total + row * H + units[None, :]
-        y = h
-        if SKIP:
-            if not FIRST:
-                y += tl.load(at_total, mask=inside, other=0.0).to(tl.float32)
-            if not LAST:
-                tl.store(at_total, y.to(total.dtype.element_ty), mask=inside)
-        read = h
-        place = row
-        if LAST:
-            read = y
-            place = (((m * W + w) * time + t).to(tl.int64) * K + block * size + local)[:, None]
-            tl.store(plain + place * H + units[None, :], y.to(plain.dtype.element_ty), mask=inside)
-        if OVER:
-            rate = tl.load(rates_o + m)
-            read = tl.where(u_o >= rate, read * (1 / (1 - rate)), 0.0)
-        tl.store(
-            over + place * stride_over + units[None, :],
-            read.to(over.dtype.element_ty),
-            mask=inside,
-        )
+        level_o = tl.load(levels_o + within * H + units, mask=inside, other=0)
+    j = tanh(j.to(tl.float32) + tl.load(at_bias, mask=real, other=0.0))
+    o = tl.sigmoid(o.to(tl.float32) + tl.load(at_bias + H, mask=real, other=0.0))
+    f = tl.sigmoid(f.to(tl.float32) + tl.load(at_bias + 2 * H, mask=real, other=0.0))
+    i = tl.sigmoid(i.to(tl.float32) + tl.load(at_bias + 3 * H, mask=real, other=0.0))
+    g = i
+    if CAPPED:
+        g = tl.minimum(1 - f, i)
+    c_new = f * c_old + g * j
+    tl.store(at_c, c_new, mask=inside)
+    h = o * tanh(c_new)
+    kept = h
+    if STATE:
+        kept = tl.where(m < level_s.to(tl.int32), h * (1 / (1 - tl.load(rates_s + m))), 0.0)
+    tl.store(own + row * stride_own + units, kept.to(own.dtype.element_ty), mask=inside)
+    y = h
+    if SKIP:
+        if not FIRST:
+            y += below.to(tl.float32)
+        if not LAST:
+            tl.store(at_total, y.to(total.dtype.element_ty), mask=inside)
+    read = h
+    place = row
+    if LAST:
+        read = y
+        window = m * (group // K) + within // K
+        place = (window * time + t).to(tl.int64) * K + within % K
+        tl.store(plain + place * H + units, y.to(plain.dtype.element_ty), mask=inside)
+    if OVER:
+        read = tl.where(m < level_o.to(tl.int32), read * (1 / (1 - tl.load(rates_o + m))), 0.0)
+    tl.store(over + place * stride_over + units, read.to(over.dtype.element_ty), mask=inside)
 
 
 def cell(
@@ -245,9 +291,8 @@ def cell(
     over: Tensor,
     total: Tensor,
     plain: Tensor,
-    sites: tuple[Site | None, Site | None],
-    draws: Draws,
-    windows: int,
+    masks: tuple[Mask | None, Mask | None],
+    samples: int,
     multipliers: int,
     step: tuple[int, int],
     form: tuple[bool, bool, bool, bool],
@@ -262,19 +307,16 @@ def cell(
         over: The next layer's input, or for the last layer the features.
         total: Sum of layers.
         plain: The stack's output, written by the last layer.
-        sites: The state's site of the next step, and that of `over`; None drops nothing.
-        draws: The plan.
-        windows: W.
+        masks: The state's of the next step, and that of `over`; None drops nothing.
+        samples: K.
         multipliers: M.
         step: The time step and their number.
         form: Whether the input gate is capped, layers are summed, this is the first, the last one.
     """
-    H = bias.shape[-1]
-    none = (draws.keys,) * 3  # never read
-    parts = draws.blocks * -(-draws.size // _CELL["BLOCK_K"])
-    grid = (-(-H // _CELL["BLOCK_U"]), windows, parts)
+    H, group = bias.shape[-1], len(gates) // multipliers
+    none = gates, gates  # never read
     capped, skip, first, last = form
-    _cell[grid](
+    _cell[(-(-H // _CELL["BLOCK_U"]), -(-group // _CELL["BLOCK_R"]), multipliers)](
         gates,
         bias,
         c,
@@ -282,12 +324,10 @@ def cell(
         over,
         total,
         plain,
-        *(sites[0] or none),
-        *(sites[1] or none),
-        *draws.arguments,
-        windows,
-        draws.blocks * draws.size,
-        multipliers,
+        *(masks[0] or none),
+        *(masks[1] or none),
+        group,
+        samples,
         H,
         step[1],
         step[0],
@@ -297,12 +337,7 @@ def cell(
         SKIP=skip,
         FIRST=first,
         LAST=last,
-        STATE=sites[0] is not None,
-        OVER=sites[1] is not None,
+        STATE=masks[0] is not None,
+        OVER=masks[1] is not None,
         **_CELL,
     )
-
-
-def site(places: Tensor, units: Tensor, rates: list[float], device: torch.device) -> Site:
-    """A site for the kernels."""
-    return places, units, torch.tensor(rates, dtype=torch.float32, device=device)

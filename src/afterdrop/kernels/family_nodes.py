@@ -25,6 +25,12 @@ def _log_mean(at, half_stride, whole, inside, count, alpha, inverse_alpha):
     return tl.where(inside, mean, -1e30)
 
 
+@triton.jit
+def _nodes(inverse, index, COUNT: tl.constexpr):
+    """Inverse temperatures times log2 e."""
+    return tl.load(inverse + index, mask=index < COUNT, other=1.0) * _LOG2E
+
+
 @triton.jit(do_not_specialize=["N", "first", "total"])
 def family_nodes(
     sums,
@@ -47,8 +53,6 @@ def family_nodes(
     FINE: tl.constexpr,
     COARSE: tl.constexpr,
     ONE: tl.constexpr,
-    NODES_A: tl.constexpr,
-    NODES_B: tl.constexpr,
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
 ):
@@ -72,16 +76,18 @@ def family_nodes(
     peak = tl.max(best, 0)
     place = first + n
     tl.store(peaks + (which * A + a) * total + place, peak)
-    node_b = tl.arange(0, NODES_B)
+    # Nodes in groups of powers of two. Classes are the last dimension, along which threads lie:
+    # each takes one logarithm and all nodes of a class.
+    small = tl.arange(0, 8)
+    least = tl.arange(0, 4)
+    sum_b = tl.zeros((8, TILE), tl.float32)
+    sum_c = tl.zeros((4, TILE), tl.float32)
     if which == 0:
         tl.store(classes + a * total + place, tl.min(tl.where(best == peak, where, V), 0))
-        node_a = tl.arange(0, NODES_A)
-        b_a = tl.load(fine + node_a, mask=node_a < FINE, other=1.0) * _LOG2E
-        b_b = tl.load(fine + NODES_A + node_b, mask=NODES_A + node_b < FINE, other=1.0) * _LOG2E
-        # Classes are the last dimension, along which threads lie: each takes one logarithm and
-        # all nodes of a class.
-        sum_a = tl.zeros((NODES_A, TILE), tl.float32)
-        sum_b = tl.zeros((NODES_B, TILE), tl.float32)
+        large = tl.arange(0, 32)
+        b_a, b_b = _nodes(fine, large, FINE), _nodes(fine, 32 + small, FINE)
+        b_c = _nodes(fine, 40 + least, FINE)
+        sum_a = tl.zeros((32, TILE), tl.float32)
         weighted = tl.zeros((TILE,), tl.float32)
         for start in range(0, V, TILE):
             v = start + tl.arange(0, TILE)
@@ -89,14 +95,15 @@ def family_nodes(
             below = lm - peak
             sum_a += tl.exp2(b_a[:, None] * below[None, :])
             sum_b += tl.exp2(b_b[:, None] * below[None, :])
+            sum_c += tl.exp2(b_c[:, None] * below[None, :])
             weighted += tl.exp(below) * tl.maximum(below, -1e4)
-        g_a = tl.log(tl.sum(sum_a, 1))
-        g_b = tl.log(tl.sum(sum_b, 1))
+        g_c = tl.log(tl.sum(sum_c, 1))
         at = G + (a * FINE).to(tl.int64) * total + place
-        tl.store(at + node_a * total, g_a, mask=node_a < FINE)
-        tl.store(at + (NODES_A + node_b) * total, g_b, mask=NODES_A + node_b < FINE)
+        tl.store(at + large * total, tl.log(tl.sum(sum_a, 1)), mask=large < FINE)
+        tl.store(at + (32 + small) * total, tl.log(tl.sum(sum_b, 1)), mask=32 + small < FINE)
+        tl.store(at + (40 + least) * total, g_c, mask=40 + least < FINE)
         # Entropy at b = 1: L(1) − Σ p log M, both from the peak.
-        log_z = tl.sum(tl.where(NODES_A + node_b == ONE, g_b, 0.0), 0)
+        log_z = tl.sum(tl.where(40 + least == ONE, g_c, 0.0), 0)
         tl.store(entropies + a * total + place, log_z - tl.sum(weighted, 0) * tl.exp(-log_z))
         if a == 0:
             p_row = sums + (4 * N + n).to(tl.int64) * V
@@ -112,11 +119,13 @@ def family_nodes(
                 ratio += tl.where(p > 0, q / tl.where(p > 0, p, 1.0), 0.0)
             tl.store(spread + place, tl.sum(ratio, 0) - 1)
     else:
-        b_b = tl.load(coarse + node_b, mask=node_b < COARSE, other=1.0) * _LOG2E
-        sum_b = tl.zeros((NODES_B, TILE), tl.float32)
+        b_b, b_c = _nodes(coarse, small, COARSE), _nodes(coarse, 8 + least, COARSE)
         for start in range(0, V, TILE):
             v = start + tl.arange(0, TILE)
             lm = _log_mean(row + v, half_stride, False, v < V, count, alpha, inverse_alpha)
-            sum_b += tl.exp2(b_b[:, None] * (lm - peak)[None, :])
+            below = lm - peak
+            sum_b += tl.exp2(b_b[:, None] * below[None, :])
+            sum_c += tl.exp2(b_c[:, None] * below[None, :])
         at = G_half + (((which - 1) * A + a) * COARSE).to(tl.int64) * total + place
-        tl.store(at + node_b * total, tl.log(tl.sum(sum_b, 1)), mask=node_b < COARSE)
+        tl.store(at + small * total, tl.log(tl.sum(sum_b, 1)), mask=small < COARSE)
+        tl.store(at + (8 + least) * total, tl.log(tl.sum(sum_c, 1)), mask=8 + least < COARSE)

@@ -14,7 +14,8 @@ from afterdrop.kernels.sample_sums import power_sums, row_lse
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)  # their sums come first
 LOWEST = -80.0  # smallest log p for which plain sums are exact
 _POWERS = 6
-_CLASSES = 512  # of a program that sums over samples
+_LSE = {"BLOCK": 2048, "GROUP": 8, "num_warps": 8}  # of a program that has a row
+_SUMS = {"BLOCK": 512, "num_warps": 4}  # of a program that sums over samples
 _TILE, _WARPS = 128, 4  # classes and warps of a program that sums over classes
 
 
@@ -41,7 +42,7 @@ class FamilySums:
         samples: int,
         device: torch.device,
     ) -> None:
-        assert len(fine) <= 48 and len(coarse) <= 16 and len(fine) > 33
+        assert 41 < len(fine) <= 44 and len(coarse) <= 12  # the kernel's groups of nodes
         self.classes, self.samples = classes, samples
         self.alphas = torch.tensor(alphas, dtype=torch.float32, device=device)
         powers = [ALPHAS.index(alpha) for alpha in alphas]
@@ -127,11 +128,9 @@ class FamilySums:
             self.samples,
             samples.start,
             BIAS=bias is not None,
-            BLOCK=2048,
-            GROUP=8,
-            num_warps=8,
+            **_LSE,
         )
-        power_sums[(L * N, -(-self.classes // _CLASSES), halves)](
+        power_sums[(L * N, -(-self.classes // _SUMS["BLOCK"]), halves)](
             logits,
             given,
             self._lse,
@@ -146,7 +145,8 @@ class FamilySums:
             samples.start // half,
             BIAS=bias is not None,
             ADD=samples.start % half > 0,
-            BLOCK=_CLASSES,
+            TOGETHER=next(n for n in (5, 4, 3, 2, 1) if S // halves % n == 0),
+            **_SUMS,
         )
 
     def finish(self, targets: int, found: dict[str, Tensor], first: int = 0) -> None:
@@ -172,8 +172,6 @@ class FamilySums:
             FINE=len(self.fine),
             COARSE=len(self.coarse),
             ONE=len(self.fine) - 2,
-            NODES_A=32,
-            NODES_B=16,
             BLOCK=1024,
             TILE=_TILE,
             num_warps=_WARPS,

@@ -87,6 +87,7 @@ def power_sums(
     half,  # the first half that they belong to
     BIAS: tl.constexpr,
     ADD: tl.constexpr,  # to sums that are there
+    TOGETHER: tl.constexpr,  # samples whose loads are under way together; divides `size`
     BLOCK: tl.constexpr,
 ):
     """The sums over samples of some classes of a target, for one half or each of both."""
@@ -106,19 +107,21 @@ def power_sums(
     if BIAS:
         b = tl.load(bias + v, mask=inside, other=0.0)
     information = tl.zeros((BLOCK,), tl.float32)
-    for k in range(size):
-        x = tl.load(at + k * by_sample, mask=inside, other=0.0).to(tl.float32) + b
-        lp = tl.where(inside, x - tl.load(lse + q * S + part * size + k), -1e30)
-        e1 = tl.exp2(lp * (0.25 * _LOG2E))
-        e2 = e1 * e1
-        e4 = e2 * e2
-        s0 += lp
-        s1 += e1
-        s2 += e2
-        s3 += e1 * e2
-        s4 += e4
-        s8 += e4 * e4
-        information += e4 * lp
+    for start in range(0, size, TOGETHER):
+        for step in tl.static_range(TOGETHER):
+            k = start + step
+            x = tl.load(at + k * by_sample, mask=inside, other=0.0).to(tl.float32) + b
+            lp = tl.where(inside, x - tl.load(lse + q * S + part * size + k), -1e30)
+            e1 = tl.exp2(lp * (0.25 * _LOG2E))
+            e2 = e1 * e1
+            e4 = e2 * e2
+            s0 += lp
+            s1 += e1
+            s2 += e2
+            s3 += e1 * e2
+            s4 += e4
+            s8 += e4 * e4
+            information += e4 * lp
     place = sums + ((half + part) * 6 * Q + q).to(tl.int64) * V + v
     power = Q.to(tl.int64) * V
     if ADD:
