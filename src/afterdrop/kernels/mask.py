@@ -6,25 +6,28 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_BLOCK = 1024
+_BLOCK = 2048
+_WIDE = 1024
 
 
 @triton.jit
 def _draw(mask, counter, count, seed, site, rate, BLOCK: tl.constexpr):
-    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    lane = tl.arange(0, BLOCK // 4)
     step = tl.load(counter).to(tl.uint32)
-    # Philox takes a key and a counter of four words: an element, a step, a site.
-    zero = index * 0
-    word, _, _, _ = tl.philox(
+    # Philox takes a key and a counter of four words: a quarter of a block, a step, a site.
+    zero = lane * 0
+    words = tl.philox(
         seed,
-        index.to(tl.uint32),
+        (tl.program_id(0) * (BLOCK // 4) + lane).to(tl.uint32),
         (zero + step).to(tl.uint32),
         (zero + site).to(tl.uint32),
         zero.to(tl.uint32),
     )
-    u = (word >> 8).to(tl.float32) * (1.0 / 16777216.0)
-    kept = tl.where(u >= rate, 1 / (1 - rate), 0.0)
-    tl.store(mask + index, kept.to(mask.dtype.element_ty), mask=index < count)
+    for quarter in tl.static_range(4):
+        u = (words[quarter] >> 8).to(tl.float32) * (1.0 / 16777216.0)
+        kept = tl.where(u >= rate, 1 / (1 - rate), 0.0)
+        index = tl.program_id(0) * BLOCK + quarter * (BLOCK // 4) + lane
+        tl.store(mask + index, kept.to(mask.dtype.element_ty), mask=index < count)
 
 
 def draw_mask(mask: Tensor, counter: Tensor, seed: int, site: int, rate: float) -> None:
@@ -40,3 +43,63 @@ def draw_mask(mask: Tensor, counter: Tensor, seed: int, site: int, rate: float) 
     assert mask.is_contiguous()
     grid = (-(-mask.numel() // _BLOCK),)
     _draw[grid](mask, counter, mask.numel(), seed, site, rate, BLOCK=_BLOCK)
+
+
+@triton.jit
+def _apply(
+    source,
+    mask,
+    target,
+    index,
+    width,
+    rows,
+    source_stride,
+    mask_stride,
+    target_stride,
+    GATHER: tl.constexpr,
+    MASK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    origin = row.to(tl.int64)
+    if GATHER:
+        origin = tl.load(index + row)
+    x = tl.load(source + origin * source_stride + column, mask=inside, other=0.0).to(tl.float32)
+    if MASK:
+        x *= tl.load(mask + (row % rows) * mask_stride + column, mask=inside, other=0.0)
+    at = target + row.to(tl.int64) * target_stride + column
+    tl.store(at, x.to(target.dtype.element_ty), mask=inside)
+
+
+def apply_mask(
+    source: Tensor, mask: Tensor | None, target: Tensor, width: int, index: Tensor | None = None
+) -> None:
+    """Multiplies rows by a mask, and rounds them to the type of the target.
+
+    Args:
+        source: [R, ≥ width], or with `index` a table.
+        mask: [rows, ≥ width] for all, or for each of R / rows time steps; None for ones.
+        target: [R, ≥ width], its first columns written; may be the source.
+        width: Columns.
+        index: [R], the table's row of each row.
+    """
+    assert source.stride(-1) == target.stride(-1) == 1 and target.dim() == source.dim() == 2
+    if mask is None and target is source:
+        return
+    given = source if mask is None else mask
+    _apply[(len(target), -(-width // _WIDE))](
+        source,
+        given,
+        target,
+        target if index is None else index,
+        width,
+        len(given),
+        source.stride(0),
+        given.stride(0),
+        target.stride(0),
+        GATHER=index is not None,
+        MASK=mask is not None,
+        BLOCK=_WIDE,
+    )

@@ -20,7 +20,7 @@ from afterdrop.kernels.adam import Adam, Slot
 from afterdrop.kernels.cross_entropy import cross_entropy
 from afterdrop.kernels.graph import Replay
 from afterdrop.kernels.lstm_stack import Sharing, Stack, fine, product
-from afterdrop.kernels.mask import draw_mask
+from afterdrop.kernels.mask import apply_mask, draw_mask
 from afterdrop.models import LanguageModel
 from afterdrop.models.fused import Copies, DeterministicPass, lstm_layers, why_not_fused
 from afterdrop.train.config import TrainConfig
@@ -97,6 +97,7 @@ class FusedText:
             T * B, self.copies.softmax.shape[1], dtype=dtype, device=self.device
         )
         self.features[:, config.embedding_size] = 1  # its gradient's column is that of the bias
+        self._y = torch.zeros(T * B, self.stack.out.shape[-1], dtype=dtype, device=self.device)
         self.d_logits = torch.zeros(
             T * B, len(self.copies.softmax), dtype=dtype, device=self.device
         )
@@ -166,24 +167,24 @@ class FusedText:
         for site, (mask, rate) in enumerate(wanted):
             draw_mask(mask, self.counter, self.config.seed, site, rate)
 
+    def _mask(self, name: str) -> Tensor | None:
+        """A site's mask with a row for each of B, or for each place; None if nothing drops."""
+        return self.masks[name].flatten(0, 1) if name in self.masks else None
+
     def _forward(self, inputs_R: Tensor) -> None:
         stack, copies = self.stack, self.copies
-        x = copies.embedding.index_select(0, inputs_R).view(*stack.x.shape[1:3], -1)
-        x = x if "input" not in self.masks else x * self.masks["input"]
-        stack.x[0, ..., : x.shape[-1]].copy_(x)
+        x, table = stack.x[0].flatten(0, 1), copies.embedding
+        apply_mask(table, self._mask("input"), x, table.shape[1], inputs_R)
         kept_B1 = (self.kept > 0).float().unsqueeze(1)  # a state that is kept is not rescaled
         stack.start(stack.last * kept_B1, stack.c[:, -1] * kept_B1)
         stack.forward()
-        y = stack.out if "output" not in self.masks else stack.out * self.masks["output"]
-        self._y = y.to(copies.dtype).flatten(0, 1)
-        size = self.model.embedding.shape[1]
+        y, size = stack.out.flatten(0, 1), self.model.embedding.shape[1]
         if copies.projection is None:
-            self.features[:, :size].copy_(self._y[:, :size])
+            apply_mask(y, self._mask("output"), self.features, size)
             return
+        apply_mask(y, self._mask("output"), self._y, y.shape[1])
         projected = product(self._y, copies.projection.t())
-        if "projection" in self.masks:
-            projected = projected.view(*stack.x.shape[1:3], -1) * self.masks["projection"]
-        self.features[:, :size].copy_(projected.flatten(0, -2)[:, :size])
+        apply_mask(projected, self._mask("projection"), self.features, size)
 
     def _backward(self, inputs_R: Tensor) -> list[Slot]:
         """The gradients of all parameters, each with where its updated copy goes."""
@@ -195,28 +196,26 @@ class FusedText:
         slots = [self._slot(model.softmax_bias, d_bias)]
         dy = d_features
         if copies.projection is not None and model.projection is not None:
-            d_projected = d_features
-            if "projection" in self.masks:
-                d_projected = d_projected.view(*stack.x.shape[1:3], -1) * self.masks["projection"]
-            d_projected = d_projected.flatten(0, -2).to(copies.dtype)
+            d_projected = torch.empty_like(self.features)
+            apply_mask(d_features, self._mask("projection"), d_projected, d_features.shape[1])
             d_projection = product(d_projected.t(), self._y)
             slots.append(self._slot(model.projection, d_projection, copies.projection))
             dy = product(d_projected, copies.projection)
-        dy = dy.view_as(stack.out)
-        stack.backward(dy if "output" not in self.masks else dy * self.masks["output"])
+        apply_mask(dy, self._mask("output"), dy, dy.shape[1])
+        stack.backward(dy.view_as(stack.out))
         for at, (layer, (d_x, d_h)) in enumerate(zip(lstm_layers(model), stack.weight_gradients())):
             w_x, w_h = copies.stack.w_x[at].flatten(0, 1), copies.stack.w_h[at].flatten(0, 1)
             slots.append(self._slot(layer.weight_x, d_x, w_x, 4))
             slots.append(self._slot(layer.weight_h, d_h, w_h, 4))
             d_gate_bias = d_h[:, layer.hidden_size]
             slots.append(self._slot(layer.bias, d_gate_bias, copies.stack.bias[at].flatten(), 4))
-        dx = stack.input_gradient().view(*stack.x.shape[1:3], -1)
-        dx = dx if "input" not in self.masks else dx * self.masks["input"]
+        dx = stack.input_gradient()
+        apply_mask(dx, self._mask("input"), dx, dx.shape[1])
         d_embedding = d_table
         if model.softmax is not None:
             slots.append(self._slot(model.softmax, d_table, copies.softmax))
             d_embedding = torch.zeros_like(d_table)
-        d_embedding.index_add_(0, inputs_R, dx.flatten(0, 1))
+        d_embedding.index_add_(0, inputs_R, dx)
         slots.append(self._slot(model.embedding, d_embedding, copies.embedding))
         return slots
 
