@@ -155,7 +155,8 @@ def test_too_low_log_probabilities_go_to_the_plain_worker(value, device):
     for name, tensor in wanted.tensors.items():
         same = found.tensors[name].nan_to_num(7), tensor.nan_to_num(7)
         if name.startswith("det_"):  # the kernels' pass
-            torch.testing.assert_close(*same, rtol=1e-4, atol=1e-4)
+            near = kernel_device.within(device, 1e-4, 1e-2)
+            torch.testing.assert_close(*same, rtol=near, atol=near)
         else:
             assert torch.equal(*same), name
 

@@ -104,7 +104,7 @@ class FusedLanguageWorker(LanguageWorker):
             require_held(torch.cat([part.pop("mc_held") for part in parts]))
         except TooLow:
             return super()._sampled(batch, number)
-        return {name: torch.cat([part[name] for part in parts], -1).cpu() for name in parts[0]}
+        return on_cpu({name: torch.cat([part[name] for part in parts], -1) for name in parts[0]})
 
     def _row_bytes(self, time: int) -> int:
         """Bytes that a row has in the buffers of `_features`."""
@@ -277,6 +277,21 @@ class FusedLanguageWorker(LanguageWorker):
         assert isinstance(self.model, LanguageModel)
         bias = self.model.softmax_bias.detach()
         return (logits[:, : len(bias)] + bias).unflatten(0, y.shape[:-1])
+
+
+def on_cpu(results: Results) -> Results:
+    """Results in the CPU's memory, through pages that a GPU can write to by itself."""
+    if not any(tensor.is_cuda for tensor in results.values()):
+        return results
+    made = {
+        name: torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(
+            tensor, non_blocking=True
+        )
+        for name, tensor in results.items()
+    }
+    torch.cuda.synchronize()
+    # Such pages are scarce: they go back, and the results go where they may stay.
+    return {name: tensor.clone() for name, tensor in made.items()}
 
 
 def _at_step(site: Site, t: int, windows: int) -> Site:

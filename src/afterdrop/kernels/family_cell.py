@@ -19,7 +19,7 @@ from afterdrop.kernels.lstm_forward import tanh
 from afterdrop.kernels.uniform import Draws, uniform
 
 _DROP = {"BLOCK_K": 32, "BLOCK_U": 64}
-_CELL = {"BLOCK_R": 4, "BLOCK_U": 128, "num_warps": 4}
+_CELL = {"BLOCK_R": 4, "BLOCK_U": 256, "num_warps": 4}
 Site = tuple[Tensor, Tensor, Tensor]  # words of places [P], of units [H], rates [M]
 Mask = tuple[Tensor, Tensor]  # levels [W · K, H] and the rates [M]
 

@@ -14,7 +14,7 @@ from afterdrop.kernels.sample_sums import power_sums, row_lse
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)  # their sums come first
 LOWEST = -80.0  # smallest log p for which plain sums are exact
 _POWERS = 6
-_LSE = {"BLOCK": 2048, "GROUP": 8, "num_warps": 8}  # of a program that has a row
+_LSE = {"BLOCK": 2048, "GROUP": 8, "num_warps": 4}  # of a program that has a row
 _SUMS = {"BLOCK": 512, "num_warps": 4}  # of a program that sums over samples
 _TILE, _WARPS = 128, 4  # classes and warps of a program that sums over classes
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from afterdrop.kernels.lstm_forward import chain, tanh
+from afterdrop.kernels.lstm_forward import tanh
 
 
 @triton.jit(do_not_specialize=["tick"])
@@ -32,14 +32,11 @@ def backward_products(
     X,
     LAYERS: tl.constexpr,
     SPLITS: tl.constexpr,
-    CHAINED: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
     """One split of one of the two products that reach a layer's h."""
-    if CHAINED:
-        chain()
     layer = tl.program_id(1) // 2
     above = tl.program_id(1) % 2
     split = tl.program_id(2)
@@ -97,7 +94,6 @@ def backward_cell(
     H,
     LAYERS: tl.constexpr,
     SPLITS: tl.constexpr,
-    CHAINED: tl.constexpr,
     CAPPED: tl.constexpr,
     SKIP: tl.constexpr,
     STATE: tl.constexpr,
@@ -105,8 +101,6 @@ def backward_cell(
     BLOCK: tl.constexpr,
 ):
     """Through the cell of every layer's step."""
-    if CHAINED:
-        chain()
     layer = tl.program_id(1)
     t = time - 1 - (tick - (LAYERS - 1 - layer))
     if (t < 0) | (t >= time):

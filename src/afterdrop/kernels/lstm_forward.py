@@ -24,16 +24,6 @@ def tanh(x):
 
 
 @triton.jit
-def chain():
-    """Lets the next kernel be launched, and waits for the one before.
-
-    On Hopper launches of ticks then overlap, which saves about a microsecond each.
-    """
-    tl.extra.cuda.gdc_wait()
-    tl.extra.cuda.gdc_launch_dependents()
-
-
-@triton.jit
 def _add_product(total, a, w, width, rows, weights, B, stride_a, BLOCK_K: tl.constexpr):
     """Adds a [B, width] times the rows of w that start at `weights`."""
     for start in range(0, width, BLOCK_K):
@@ -85,14 +75,11 @@ def forward_tick(
     KEEP: tl.constexpr,
     STATE: tl.constexpr,  # 0 no mask, 1 one mask a window, 2 one a step
     INTER: tl.constexpr,
-    CHAINED: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_U: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
     """Advances every layer by one step."""
-    if CHAINED:
-        chain()
     layer = tl.program_id(1)
     t = tick - layer
     if (t < 0) | (t >= time):

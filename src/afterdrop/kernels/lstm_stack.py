@@ -147,8 +147,6 @@ class Stack:
             for sharing, layers in zip(self.sharing, (L, max(1, L - 1)))
         )
         self.widths = [padded(shape.inputs), *[H] * (L - 1)]  # padded inputs of each layer
-        hopper = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (9, 0)
-        self.chained = {"CHAINED": True, "launch_pdl": True} if hopper else {"CHAINED": False}
         self.block_rows = min(64, max(16, triton.next_power_of_2(B)))
 
     def start(self, h: Tensor, c: Tensor) -> None:
@@ -192,7 +190,6 @@ class Stack:
                 INTER=_SHARING[self.sharing[1]],
                 BLOCK_B=self.block_rows,
                 **_FORWARD,
-                **self.chained,
             )
 
     def backward(self, dy: Tensor) -> None:
@@ -203,7 +200,7 @@ class Stack:
         self.dc.zero_()
         products = (-(-H // _PRODUCTS["BLOCK_N"]) * -(-B // self.block_rows), 2 * L, SPLITS)
         cells = (-(-B * H // _BLOCK_CELL), L)
-        sizes = {"LAYERS": L, "SPLITS": SPLITS, **self.chained}
+        sizes = {"LAYERS": L, "SPLITS": SPLITS}
         for tick in range(T + L - 1):
             backward_products[products](
                 tick,
