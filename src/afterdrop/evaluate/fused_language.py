@@ -59,6 +59,7 @@ class FusedLanguageWorker(LanguageWorker):
     def __init__(self, *args: Any, stream: StreamSettings) -> None:
         super().__init__(*args, stream=stream)
         assert isinstance(self.model, LanguageModel)
+        self._uses_kernels = True
         self.copies = Copies(self.model, self.dtype)
         self.copies.pack()
         self.device = self.model.softmax_bias.device
@@ -78,12 +79,19 @@ class FusedLanguageWorker(LanguageWorker):
         self._buffers: dict[str, Tensor] = {}
 
     def _sampled(self, batch: Batch, number: int) -> Results:
+        if not self._uses_kernels:
+            return super()._sampled(batch, number)
         each = len(self.multipliers) * self.protocol.plan.num_samples
         rows = min(_ROWS, self.budget // self._row_bytes(batch.targets.shape[1]))
         chunks = split_evenly(batch.size, max(1, rows // each))
         try:
             parts = [self._windows(batch, examples) for examples in chunks]
         except TooLow:
+            return super()._sampled(batch, number)
+        except Exception as error:
+            kernels.reason_to_fall_back(error, "the evaluation of samples")
+            self._give_up_kernels()
+            self._buffers.clear()  # most of the memory
             return super()._sampled(batch, number)
         return {name: torch.cat([part[name] for part in parts], -1) for name in parts[0]}
 
