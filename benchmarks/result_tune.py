@@ -15,22 +15,16 @@ import json
 import statistics
 from pathlib import Path
 
-import numpy as np
 import torch
-from scipy.stats import spearmanr
 
 import afterdrop as ad
-from afterdrop.evaluate.evaluate import Settings
-from afterdrop.masks.uniforms import Plan
 from afterdrop.train import load_model
-from afterdrop.trained import evaluate_run
 from afterdrop.tune.ledger import ends, origin
 from afterdrop.tune.settings import TuneSettings, plan_study
 from afterdrop.tune.study import StudyResult, tune
+from tuned_on import Family, comparison, worth
 
-GRID = ad.Grid((0.0, 1.0), (0.0, 0.8))
-SAMPLES = 8
-RESAMPLES = 2000
+FAMILY = Family(ad.Grid((0.0, 1.0), (0.0, 0.8)), samples=8)
 TASKS = {
     "digits": {"turns": 4, "changes": {}, "trials": 20, "seeds": 5},
     "pydoc": {
@@ -104,72 +98,24 @@ def shown(values: list[float]) -> str:
     return f"{statistics.fmean(values):.4f} ± {error:.4f}"
 
 
-def worth(run: Path) -> dict[str, float]:
-    """XE of DET at T = 1 and at its best T, and of the selected member, on validation and test."""
-    kept = run / "worth.json"
-    if kept.exists():
-        return json.loads(kept.read_text())
-    loaded = load_model(run)
-    stream = {"stripes": loaded.config.validation.rows} if loaded.config.objective.window else {}
-    valid = evaluate_run(loaded, "valid", Settings(GRID, Plan(SAMPLES)), stream, None)
-    member = ad.select(valid, folds=0, resamples=0).member
-    grid = ad.Grid((member.alpha,), (member.multiplier,))
-    test = evaluate_run(loaded, "test", Settings(grid, Plan(SAMPLES), "test"), stream, None)
-    found = {
-        "plain": valid.xe(ad.DET).value,
-        "optimal": valid.xe(valid.fit(ad.DET).member).value,
-        "temperature": valid.fit(ad.DET).member.temperature,
-        "selected_valid": valid.xe(member).value,
-        "selected": test.xe(member).value,
-        "multiplier": member.multiplier,
-    }
-    kept.write_text(json.dumps(found))
-    return found
-
-
-def ranking(task: str, work: Path) -> list[str]:
+def pool_of(task: str, work: Path) -> list[dict[str, float]]:
+    """What each configuration of the random studies is worth; kept beside its run."""
     pool = []
     for seed in range(TASKS[task]["seeds"]):
         result = run_study(task, "random", seed, work)
         for row in ends(result.trials):
             if row.state == "complete":
-                pool.append(worth(work / f"{task}-random-{seed}/trials/{origin(row):04d}"))
-    names = ("plain", "optimal", "selected", "selected_valid")
-    plain, optimal, selected, same = (np.array([p[name] for p in pool]) for name in names)
-    draws = np.random.default_rng(0).integers(len(pool), size=(RESAMPLES, len(pool)))
-    rho = {
-        "validation": bootstrap(draws, (plain, optimal), same),
-        "test": bootstrap(draws, (plain, optimal), selected),
-    }
-    picked = np.array([[selected[d][c[d].argmin()] for c in (plain, optimal)] for d in draws])
-    temperatures = sorted(p["temperature"] for p in pool)
-    random_share = sum(p["multiplier"] > 0 for p in pool) / len(pool)
-    lines = [
-        f"\n### {task}: {len(pool)} random configurations\n",
-        f"Optimal T of DET from {temperatures[0]:.2f} to {temperatures[-1]:.2f}; the selected "
-        f"member is not deterministic for {random_share:.0%} of them.\n",
-        "| tuned on | rank correlation with the selected member's validation XE "
-        "| with its test XE | test XE of the pick |",
-        "|---|---|---|---|",
-    ]
-    for i, (name, values) in enumerate(
-        (("DET at T = 1", plain), ("DET at its optimal T", optimal))
-    ):
-        cells = [
-            f"{spearmanr(values, target)[0]:.3f} ± {rho[split][:, i].std():.3f}"
-            for split, target in (("validation", same), ("test", selected))
-        ]
-        lines.append(f"| {name} | {' | '.join(cells)} | {selected[values.argmin()]:.4f} |")
-    gains = [found[:, 1] - found[:, 0] for found in rho.values()]
-    pick = picked[:, 1] - picked[:, 0]
-    cells = [f"{g.mean():+.3f} ± {g.std():.3f}" for g in gains]
-    lines.append(f"| difference | {' | '.join(cells)} | {pick.mean():+.4f} ± {pick.std():.4f} |")
-    return lines
+                run = work / f"{task}-random-{seed}/trials/{origin(row):04d}"
+                kept = run / "worth.json"
+                if not kept.exists():
+                    kept.write_text(json.dumps(worth(load_model(run), FAMILY)))
+                pool.append(json.loads(kept.read_text()))
+    return pool
 
 
-def bootstrap(draws: np.ndarray, tuned: tuple, target: np.ndarray) -> np.ndarray:
-    """Rank correlations of what is tuned on with a target, for each resample of the pool."""
-    return np.array([[spearmanr(c[d], target[d])[0] for c in tuned] for d in draws])
+def ranking(task: str, work: Path) -> list[str]:
+    pool = pool_of(task, work)
+    return comparison(f"{task}: {len(pool)} random configurations", pool)
 
 
 def main() -> None:

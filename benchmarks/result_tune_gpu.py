@@ -1,31 +1,46 @@
 """A study whose trials are trained on a GPU machine that has no optuna, several sharing the card.
 
-    python benchmarks/result_tune_gpu.py draw --study STUDY --batch batch.json --trials 24   # here
-    python benchmarks/result_tune_gpu.py train --batch batch.json --out OUT --data DIR --workers 6
+    python benchmarks/result_tune_gpu.py draw --study STUDY --batch BATCH --trials 24        # here
+    python benchmarks/result_tune_gpu.py train --batch BATCH --out OUT --data DIR --mps --minutes 2
     python benchmarks/result_tune_gpu.py tell --study STUDY --results OUT/results.jsonl      # here
 
 The recipe is ptb-10m, shortened to --turns of 300 steps. `draw` asks the study for a batch: Sobol
-points at first, and of the Gaussian process once results were told. `train` needs torch alone; it
-writes a line for each trial as it ends, and goes on with those that are missing. `tell` gives the
-values to the study, prints the ranking and writes best.toml and study.html.
+points at first, and of the Gaussian process once results were told; points without a result come
+first. `train` needs torch alone; it writes a line for each trial as it ends, stops after
+--minutes, and goes on with what is missing. `tell` gives the values to the study, prints the
+ranking and what tuning at the optimal T is worth (`tuned_on`), and writes best.toml and study.html.
 """
 
 import argparse
+import fcntl
 import json
+import os
+import shutil
+import signal
 import subprocess
 import sys
+import tempfile
 import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
+import afterdrop as ad
 from afterdrop import train
 from afterdrop.train import DivergedError
 from afterdrop.tune.settings import TuneSettings, plan_study
 from afterdrop.tune.space import apply_point
+from tuned_on import Family, comparison, worth
 
 STEPS_PER_TURN = 300
+GRID = ad.Grid((0.0, 0.5, 1.0), (0.0, 0.4, 0.6, 0.8, 1.0))
+SAMPLES = 20
+STRIPES = 4  # few, so that little of a short text is read from a zero state
+GRACE = 10.0  # seconds in which a worker that was told to stop may save
 
 
 def draw(options: argparse.Namespace) -> None:
@@ -34,69 +49,164 @@ def draw(options: argparse.Namespace) -> None:
     from afterdrop.tune.ledger import Ledger
     from afterdrop.tune.study import join
 
-    changes = {"schedule.steps_per_turn": STEPS_PER_TURN}
-    settings = plan_study("ptb-10m", turns=options.turns, changes=changes, seed=options.seed)
+    changes = {"schedule.steps_per_turn": STEPS_PER_TURN, **dict(options.set)}
+    settings = plan_study(options.recipe, turns=options.turns, changes=changes, seed=options.seed)
     backend = Backend(options.study, None, options.study.resolve().name)
     join(backend, settings)
     ledger = Ledger(backend, settings, "elsewhere", lease=float("inf"))  # no heart beats there
-    given = len(backend.trials())
-    taken = [ledger.take(given + options.trials) for _ in range(options.trials)]
-    trials = [{"number": t.number, "point": t.point} for t in taken if t is not None]
+    rows = backend.trials()
+    number = 1 + max((row.notes.get("round", 0) for row in rows), default=0)
+    taken = [row for row in rows if row.state == "running"]
+    for _ in range(options.trials):
+        trial = ledger.take(len(backend.trials()) + 1)
+        if trial is not None:
+            backend.note(trial.number, "round", number)
+            taken.append(trial)
+    trials = [{"number": trial.number, "point": trial.point} for trial in taken]
     batch = {"settings": settings.to_dict(), "trials": trials}
     options.batch.write_text(json.dumps(batch, indent=1) + "\n")
     print(f"wrote {len(trials)} points to {options.batch}")
 
 
 def train_batch(options: argparse.Namespace) -> None:
-    """Starts the workers, each with its share of the batch, and says how fast they were."""
+    """Starts the workers, ends them when the time is up, and says how fast they were."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # the workers are ended then
     options.out.mkdir(parents=True, exist_ok=True)
-    start = time.monotonic()
-    shares = [
-        subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "--share", str(index)])
-        for index in range(options.workers)
-    ]
-    statuses = [share.wait() for share in shares]
-    minutes = (time.monotonic() - start) / 60
-    lines = (options.out / "results.jsonl").read_text().splitlines()
-    done = [json.loads(line) for line in lines]
-    seconds = sum(row.get("seconds", 0) for row in done)
+    before, start = len(results(options.out)), time.time()
+    until = start + 60 * options.minutes
+    with card_shared(options.mps) as environment:
+        command = [sys.executable, __file__, *sys.argv[1:], "--until", str(until)]
+        cores = len(os.sched_getaffinity(0))
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, cores // options.workers)))
+        workers = [subprocess.Popen(command, env=environment) for _ in range(options.workers)]
+        try:
+            while time.time() < until and any(worker.poll() is None for worker in workers):
+                time.sleep(0.1)
+        finally:
+            statuses = [ended(worker) for worker in told_to_stop(workers)]
+    rows = results(options.out)[before:]
+    trained = [row for row in rows if "xe" in row]
     print(
-        f"{len(done)} trials in {minutes:.1f} minutes by {options.workers} workers on "
+        f"{len(trained)} trials trained and {len(rows) - len(trained)} failed in "
+        f"{time.time() - start:.0f} s by {options.workers} workers on "
         f"{torch.cuda.get_device_name() if torch.cuda.is_available() else 'a CPU'}; "
-        f"{seconds / 60:.1f} minutes of trials; exit statuses {statuses}"
+        f"{sum(row['seconds'] for row in trained):.0f} s of trials, of them "
+        f"{sum(row['train_seconds'] for row in trained):.0f} s of training; exit statuses "
+        f"{statuses}"
     )
 
 
+@contextmanager
+def card_shared(mps: bool) -> Iterator[dict[str, str]]:
+    """The workers' environment, in which NVIDIA's MPS lets their kernels run side by side."""
+    environment = dict(os.environ)
+    if not mps:
+        yield environment
+        return
+    control = shutil.which("nvidia-cuda-mps-control")
+    if control is None:
+        sys.exit("--mps needs nvidia-cuda-mps-control, which is not here; leave it out")
+    with tempfile.TemporaryDirectory(prefix="mps-", ignore_cleanup_errors=True) as folder:
+        environment |= {"CUDA_MPS_PIPE_DIRECTORY": folder, "CUDA_MPS_LOG_DIRECTORY": folder}
+        subprocess.run([control, "-d"], env=environment, check=True)
+        try:
+            yield environment
+        finally:
+            subprocess.run([control], env=environment, input="quit\n", text=True, check=False)
+
+
+def told_to_stop(workers: list[subprocess.Popen]) -> list[subprocess.Popen]:
+    for worker in workers:
+        if worker.poll() is None:
+            worker.terminate()
+    return workers
+
+
+def ended(worker: subprocess.Popen) -> int:
+    try:
+        return worker.wait(GRACE)
+    except subprocess.TimeoutExpired:
+        worker.kill()
+        return worker.wait()
+
+
+def results(out: Path) -> list[dict]:
+    path = out / "results.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
 def train_share(options: argparse.Namespace) -> None:
-    """Trains every n-th trial of the batch that has no result yet."""
+    """A worker: trains what has no result and is nobody else's, until the time is up."""
     torch.set_float32_matmul_precision("high")  # TF32 on a GPU
     batch = json.loads(options.batch.read_text())
     settings = TuneSettings.from_dict(batch["settings"])
-    results = options.out / "results.jsonl"
-    lines = results.read_text().splitlines() if results.exists() else []
-    known = {json.loads(line)["number"] for line in lines}
-    for trial in batch["trials"][options.share :: options.workers]:
-        if trial["number"] not in known:
-            row = {"number": trial["number"], **worth(options, settings, trial)}
-            with open(results, "a") as file:  # one write of one line: workers do not mix
-                file.write(json.dumps(row) + "\n")
-            print(row, flush=True)
+    for trial in batch["trials"]:
+        with claimed(options.out / f".claim-{trial['number']:04d}") as mine:
+            done = {row["number"] for row in results(options.out)}
+            if not mine or trial["number"] in done or time.time() >= options.until:
+                continue
+            row = try_out(options, settings, trial)
+            if row is None:  # cut short: it goes on from its checkpoint
+                return
+            with open(options.out / "results.jsonl", "a") as file:  # one write: lines do not mix
+                file.write(json.dumps({"number": trial["number"], **row}) + "\n")
+            print(trial["number"], row, flush=True)
+            if "lost" in row:  # the GPU's state may be broken
+                sys.exit(1)
 
 
-def worth(options: argparse.Namespace, settings: TuneSettings, trial: dict) -> dict:
-    folder = options.out / "trials" / f"{trial['number']:04d}"
-    config = apply_point(settings.config, trial["point"])
-    start = time.monotonic()
+@contextmanager
+def claimed(path: Path) -> Iterator[bool]:
+    """Whether a trial is this worker's, as long as it lives and holds it."""
+    with open(path, "a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+            return
+        yield True
+
+
+def try_out(options: argparse.Namespace, settings: TuneSettings, trial: dict) -> dict | None:
+    """A trial's result, or why it has none; None if the time was up before its end."""
     try:
-        result = train.run(config, folder, data=options.data, device=options.device, progress=False)
+        return of_trial(options, settings, trial)
     except DivergedError as error:
         return {"reason": f"diverged: {error}"}
     except torch.OutOfMemoryError as error:
         return {"reason": f"out of memory: {str(error).splitlines()[0]}"}
+    except Exception as error:  # not the point's fault: it is given out again
+        traceback.print_exc()
+        return {"lost": f"{type(error).__name__}: {error}"}
+
+
+def of_trial(options: argparse.Namespace, settings: TuneSettings, trial: dict) -> dict | None:
+    folder = options.out / "trials" / f"{trial['number']:04d}"
+    config = apply_point(settings.config, trial["point"])
+    start = time.monotonic()
+    left = max((options.until - time.time()) / 60, 1e-3)
+    result = train.run(
+        config, folder, data=options.data, device=options.device, max_minutes=left, progress=False
+    )
+    if not result.finished:
+        return None
+    trained = time.monotonic()
     found = settings.objective.of_run(folder, options.device, options.data)
-    (folder / "checkpoint" / "last.safetensors").unlink(missing_ok=True)
-    seconds = time.monotonic() - start
-    return {**asdict(found), "seconds": seconds, "xe_plain": result.best["xe"]}
+    row = {**asdict(found), "xe_plain": result.best["xe"], "turn": result.best["turn"]}
+    row["family"] = of_family(options, folder)
+    (folder / "checkpoint" / "last.safetensors").unlink()  # most of the bytes
+    now = time.monotonic()
+    return {**row, "seconds": now - start, "train_seconds": trained - start}
+
+
+def of_family(options: argparse.Namespace, folder: Path) -> dict[str, float | str]:
+    """What the selected member is worth; a failure costs this part alone."""
+    family = Family(GRID, SAMPLES, options.targets, STRIPES)
+    try:
+        return worth(train.load_model(folder, device=options.device), family, options.data)
+    except Exception as error:
+        traceback.print_exc()
+        return {"failed": f"{type(error).__name__}: {error}"}
 
 
 def tell(options: argparse.Namespace) -> None:
@@ -117,13 +227,39 @@ def tell(options: argparse.Namespace) -> None:
         trial = trials[row.pop("number")]
         if "reason" in row:
             ledger.fail(trial, row["reason"])
+        elif "lost" in row:
+            ledger.lose(trial, row["lost"])
         else:
             ledger.complete(trial, row.pop("xe"), **row)
     rows = backend.trials()
     result = StudyResult(settings, rows, [], rank(rows, [], top=5))
     print(table(result))
+    print(*tuned_on(settings, rows), sep="\n")
     write_result(result, options.study)
-    print(f"wrote {write_page(result, options.study)}")
+    print(f"\nwrote {write_page(result, options.study)}")
+
+
+def tuned_on(settings: TuneSettings, rows: list) -> list[str]:
+    """What to tune on, for each round and for all; the tuner saw all of the validation data."""
+    pools: dict[str, list[dict]] = {}
+    for row in rows:
+        family = row.notes.get("family", {})
+        if row.state == "complete" and "selected" in family:
+            seen = {"optimal": row.value, "plain": row.notes["xe_plain"]}
+            seen["temperature"] = row.notes["temperature"]
+            for name in (f"round {row.notes['round']}", "all rounds"):
+                pools.setdefault(name, []).append({**family, **seen})
+    return [
+        line
+        for name, pool in sorted(pools.items())
+        if len(pool) > 2 and (name != "all rounds" or len(pools) > 2)
+        for line in comparison(f"{settings.recipe}, {name}: {len(pool)} trials", pool, words=True)
+    ]
+
+
+def setting(text: str) -> tuple[str, object]:
+    name, _, value = text.partition("=")
+    return name, json.loads(value)
 
 
 def main() -> None:
@@ -134,15 +270,20 @@ def main() -> None:
     parser.add_argument("--results", type=Path)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--data", type=Path)
+    parser.add_argument("--recipe", default="ptb-10m")
+    parser.add_argument("--set", type=setting, nargs="*", default=[], help="NAME=JSON")
     parser.add_argument("--trials", type=int, default=24)
     parser.add_argument("--turns", type=int, default=10, help=f"of {STEPS_PER_TURN} steps each")
-    parser.add_argument("--workers", type=int, default=6)
-    parser.add_argument("--share", type=int, help="which worker this is; for the script itself")
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--mps", action="store_true", help="start NVIDIA's MPS for the workers")
+    parser.add_argument("--minutes", type=float, default=1e6, help="no trial goes on after them")
+    parser.add_argument("--targets", type=int, default=10_000, help="of each split, for selection")
+    parser.add_argument("--until", type=float, help=argparse.SUPPRESS)  # what a worker is told
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
     if options.action == "train":
-        (train_batch if options.share is None else train_share)(options)
+        (train_batch if options.until is None else train_share)(options)
     else:
         {"draw": draw, "tell": tell}[options.action](options)
 

@@ -58,6 +58,8 @@ def run(tmp_path_factory):
 def test_train_evaluate_select_test_score_and_sample(run, capsys, tmp_path):
     assert (run / "checkpoint" / "best.safetensors").exists()
     options = ["--num-samples", "4", "--alphas", "0", "1", "--multipliers", "0", "1"]
+    assert main(["evaluate", str(run), "--window", "0", *options]) == 2
+    assert "window=0 must be at least 1" in capsys.readouterr().err
     assert main(["evaluate", str(run), "--stripes", "2", *options]) == 0
     assert main(["select", str(run)]) == 0
     notes = json.loads((run / "member.json").read_text())["notes"]

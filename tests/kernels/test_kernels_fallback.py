@@ -1,5 +1,7 @@
 """What the kernels refuse, each reason by name, and that the plain form then runs."""
 
+import re
+import subprocess
 import sys
 import types
 
@@ -8,16 +10,21 @@ import pytest
 import tiny_run
 import torch
 from torch import nn
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import OutOfResources
 
 import afterdrop as ad
 from afterdrop import kernels, train
+from afterdrop.errors import DataError
 from afterdrop.evaluate.evaluate import Settings
+from afterdrop.evaluate.fused_language import FusedLanguageWorker
 from afterdrop.evaluate.fused_language import why_not as why_not_evaluated
-from afterdrop.evaluate.language import LanguageWorker, StreamSettings, _fused
+from afterdrop.evaluate.language import LanguageWorker, StreamSettings, _fused, evaluate_text
 from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel, LanguageModelConfig
-from afterdrop.models.fused import why_not_fused
+from afterdrop.models.fused import DeterministicPass, why_not_fused
 from afterdrop.ranks import Ranks
+from afterdrop.train.fused_text import FusedText
 from afterdrop.train.fused_text import why_not as why_not_trained
 from afterdrop.train.progress import Progress
 from afterdrop.train.trainer import Trainer
@@ -172,3 +179,112 @@ def test_notes_appear_above_the_bar_and_nowhere_if_it_is_hidden(capsys):
         bar.close("")
         told = capsys.readouterr()
         assert ("layer_norm is True." in told.out + told.err) == shown
+
+
+FAILURES = [
+    OutOfResources(300_000, 232_448, "shared memory"),
+    CompilationError("x = tl.zeros([3])", None, "3 is no power of two"),
+    RuntimeError("Triton Error [CUDA]: device kernel image is invalid"),
+    RuntimeError("Failed to find C compiler. Please specify via CC environment variable."),
+    subprocess.CalledProcessError(1, ["gcc"]),
+]
+OTHERS = [
+    RuntimeError("Triton Error [CUDA]: out of memory"),
+    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+    RuntimeError("mat1 and mat2 shapes cannot be multiplied"),
+    DataError("no targets"),
+]
+
+
+def failing(error):
+    def call(*args, **options):
+        raise error
+
+    return call
+
+
+@pytest.mark.parametrize("error", FAILURES, ids=repr)
+def test_what_says_that_a_kernel_cannot_run(error):
+    with pytest.warns(UserWarning, match=r"a test goes on without kernels.*\("):
+        reason = kernels.reason_to_fall_back(error, "a test")
+    assert reason.startswith(f"a kernel cannot run here ({type(error).__name__}: ")
+
+
+@pytest.mark.parametrize("error", OTHERS, ids=repr)
+def test_other_errors_are_raised_again(error):
+    with pytest.raises(type(error), match=re.escape(str(error))):
+        kernels.reason_to_fall_back(error, "a test")
+
+
+def half_a_step(self, number):
+    with torch.no_grad():
+        self.model.embedding.add_(1.0)
+    self.optimiser.param_groups[0]["step"] += 1
+    raise FAILURES[0]
+
+
+@pytest.mark.parametrize(
+    ("where", "how"),
+    [
+        ("step", failing(FAILURES[0])),
+        ("step", half_a_step),
+        ("validation_batches", failing(FAILURES[1])),
+    ],
+    ids=["step", "half a step", "validation"],
+)
+def test_a_run_whose_kernels_cannot_run_is_the_plain_run(folder, tmp_path, where, how, monkeypatch):
+    """Also if they fail when weights were changed already."""
+    config = tiny_run.config(folder)
+    wanted = train.run(config, tmp_path / "plain", device="cpu", progress=False).best
+    monkeypatch.setattr(kernels, "why_not", lambda device: None)
+    monkeypatch.setattr(kernels, "_failed", {"partitions"})
+    monkeypatch.setattr(FusedText, "validation_batches", plain_validation)
+    monkeypatch.setattr(FusedText, where, how)
+    with pytest.warns(UserWarning, match="training goes on without kernels"):
+        found = train.run(config, tmp_path / "run", device="cpu", progress=False).best
+    assert found == wanted
+
+
+def plain_validation(self):
+    return self.task.validation_batches(self.model)
+
+
+def test_a_run_out_of_memory_says_so(folder, tmp_path, able, monkeypatch):
+    monkeypatch.setattr(FusedText, "step", failing(OTHERS[1]))
+    monkeypatch.setattr(FusedText, "validation_batches", plain_validation)
+    with pytest.raises(torch.OutOfMemoryError):
+        train.run(tiny_run.config(folder), tmp_path / "run", device="cpu", progress=False)
+
+
+def test_an_evaluation_whose_kernels_cannot_run_is_the_plain_one(monkeypatch):
+    torch.manual_seed(0)
+    model = LanguageModel(LanguageModelConfig(9, (4,), input_dropout=0.3, output_dropout=0.5))
+    settings = Settings(ad.Grid((0, 1), (0, 1)), Plan(4), temperatures=(0.25, 4))
+    text = torch.randint(1, 9, (40,))
+    stream = StreamSettings(time=5, windows=2)
+    wanted = evaluate_text(model, text, 0, settings, stream, lines=False)
+    monkeypatch.setattr(kernels, "why_not", lambda device: None)
+    monkeypatch.setattr(DeterministicPass, "run", failing(FAILURES[0]))
+    monkeypatch.setattr(FusedLanguageWorker, "_windows", failing(FAILURES[1]))
+    monkeypatch.setattr("afterdrop.kernels.partition.partitions", failing(FAILURES[2]))
+    monkeypatch.setattr(kernels, "_failed", set())
+    with pytest.warns(UserWarning, match="goes on without kernels") as told:
+        found = evaluate_text(model, text, 0, settings, stream, lines=False)
+    assert len(told) == 3  # each once, although there are four batches
+    for name, tensor in wanted.tensors.items():
+        assert torch.equal(found.tensors[name], tensor), name
+
+
+def test_a_model_of_your_own_is_evaluated_without_kernels_that_cannot_run(monkeypatch):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
+    data = [(torch.randn(6, 4), torch.randint(3, (6,))) for _ in range(3)]
+    wanted = ad.evaluate(net, data, grid=ad.Grid((0, 1), (0, 1)), num_samples=4)
+    monkeypatch.setattr(kernels, "why_not", lambda device: None)
+    monkeypatch.setattr(kernels, "_failed", {"partitions"})
+    monkeypatch.setattr("afterdrop.kernels.keep.keep_mask", failing(FAILURES[3]))
+    with pytest.warns(UserWarning, match="C compiler") as told:
+        found = ad.evaluate(net, data, grid=ad.Grid((0, 1), (0, 1)), num_samples=4)
+    assert len(told) == 1
+    for name, tensor in wanted.tensors.items():
+        assert torch.equal(found.tensors[name], tensor), name

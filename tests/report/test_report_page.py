@@ -201,7 +201,7 @@ def test_data_that_are_gone_cost_only_the_frequencies(trained_copy):
     content["config"]["data"]["name"] = "/nowhere/text"
     (trained_copy / "config.json").write_text(json.dumps(content))
     page = report(trained_copy)
-    assert "/nowhere/text" in page.words and "--data-folder" in page.words
+    assert "/nowhere/text" in page.words and "with --data" in page.words
     assert "Reliability" in page.words
 
 

@@ -171,6 +171,15 @@ def test_another_run_or_other_files_are_refused(text_config, tmp_path):
         run(text_config, tmp_path / "home" / "thesis.tex")
 
 
+def test_a_run_that_never_began_leaves_nothing(text_config, tmp_path):
+    gone = text_config.override({"data.name": str(tmp_path / "nowhere")})
+    (tmp_path / "mine").mkdir()
+    for name in ("new", "mine"):
+        with pytest.raises(DataError, match="nowhere"):
+            run(gone, tmp_path / name)
+    assert not (tmp_path / "new").exists() and list((tmp_path / "mine").iterdir()) == []
+
+
 def test_changed_data_are_refused(text_config, text_folder, tmp_path):
     run(text_config, tmp_path / "run", max_minutes=1e-9)
     (text_folder / "valid.txt").write_text("the fox\n")

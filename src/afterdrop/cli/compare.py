@@ -14,7 +14,7 @@ def compare(
     /,
     out: Path = Path("compare.html"),
     split: str = "valid",
-    data_folder: OptionalPath = None,
+    data: OptionalPath = None,
 ) -> None:
     """Write one self-contained HTML page that compares runs.
 
@@ -30,13 +30,13 @@ def compare(
         runs: Two run folders or more.
         out: Where the page goes.
         split: The scores that members are chosen on.
-        data_folder: The folder of the named data sets, if not the one of training.
+        data: The folder of the named data sets, if not the one of training.
     """
     # Here, because these need matplotlib, which other verbs do without.
     from afterdrop.report.compare import write_comparison
     from afterdrop.report.run import read_run
 
-    page = write_comparison([read_run(run, split, None, data_folder) for run in runs], out)
+    page = write_comparison([read_run(run, split, None, data) for run in runs], out)
     print(f"Wrote {out}.")
     print(page.headline)
     for line in page.missing:

@@ -24,7 +24,7 @@ from afterdrop.trained import evaluate_run
 
 def evaluate(
     model: Annotated[Positional[str], tyro.conf.arg(metavar="RUN|MODEL")],
-    data: Annotated[Positional[str | None], tyro.conf.arg(metavar="[DATA]")] = None,
+    batches: Annotated[Positional[str | None], tyro.conf.arg(metavar="[DATA]")] = None,
     /,
     out: OptionalPath = None,
     split: str = "valid",
@@ -46,7 +46,7 @@ def evaluate(
     lifetime: Literal["window", "stream"] = "window",
     lamb: bool = False,
     which: Literal["best", "last"] = "best",
-    data_folder: OptionalPath = None,
+    data: OptionalPath = None,
     device: OptionalText = None,
     memory_mib: OptionalInt = None,
     overwrite: bool = False,
@@ -65,8 +65,8 @@ def evaluate(
 
     Args:
         model: A run folder; or the import path of a module or of a function that returns it.
-        data: Import path of batches (inputs, targets), or of a function that returns them, or the
-            name builtin:digits. Not with a run folder, which knows its data.
+        batches: Import path of batches (inputs, targets), or of a function that returns them, or
+            the name builtin:digits. Not with a run folder, which knows its data.
         out: The run folder that gets the scores; needed with an import path.
         split: Name of the data. Scores of "test" cannot be used to select.
         limit: Of a run's data: the first so many tokens or images only.
@@ -87,14 +87,14 @@ def evaluate(
         lifetime: Texts: how long masks live that are shared over time.
         lamb: Texts: lamb's arithmetic evaluation (temper sample, sampled carry, independent masks).
         which: The run's best or last weights.
-        data_folder: The folder of the named data sets, if not the one of training.
+        data: The folder of the named data sets, if not the one of training.
         device: Where a run's model is evaluated; a GPU if there is one.
         memory_mib: Memory for accumulators and activations in MiB.
         overwrite: Replace scores that are there.
         quiet: No progress bar and no table.
     """
-    trained = data is None and is_run(model)
-    if not trained and (data is None or out is None):
+    trained = batches is None and is_run(model)
+    if not trained and (batches is None or out is None):
         raise DataError(
             f"{model!r} is no run folder; give one, or MODEL DATA --out RUN with import paths"
         )
@@ -122,16 +122,19 @@ def evaluate(
     )
     stream = {"stripes": stripes, "carry": carry, "lifetime": lifetime}
     if window is not None:
+        if window < 1:
+            raise DataError(f"window={window} must be at least 1 token")
         stream["time"] = window
     asked = device if trained else device or "cpu"  # a user's own model stays where it is
     with shared_evaluation(asked, parts_path(run, split)) as (where, ranks):
         settings = dataclasses.replace(settings, ranks=ranks)
         if trained:
             loaded = load_model(model, which, device=where)
-            scores = evaluate_run(loaded, split, settings, stream, data_folder)
+            scores = evaluate_run(loaded, split, settings, stream, data)
         else:
-            assert data is not None
-            scores = run_evaluation(resolve_model(model), resolve_batches(data, split), settings)
+            assert batches is not None
+            found = resolve_batches(batches, split)
+            scores = run_evaluation(resolve_model(model), found, settings)
     if not ranks.first:
         return
     scores.save(path)

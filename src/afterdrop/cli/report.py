@@ -15,7 +15,7 @@ def report(
     out: OptionalPath = None,
     split: str = "valid",
     classes: OptionalPath = None,
-    data_folder: OptionalPath = None,
+    data: OptionalPath = None,
 ) -> None:
     """Write one self-contained HTML page about a run, for people who never read the paper.
 
@@ -34,14 +34,14 @@ def report(
         split: The scores that members are chosen on.
         classes: JSON object from class name to training count, in the order of the classes, such
             as {"cat": 5000, "dog": 120}; a run of afterdrop train finds them in its data.
-        data_folder: The folder of the named data sets, if not the one of training.
+        data: The folder of the named data sets, if not the one of training.
     """
     # Here, because these need matplotlib, which other verbs do without.
     from afterdrop.report.page import write_report
     from afterdrop.report.run import read_run
     from afterdrop.report.words import certainty, headline
 
-    found = read_run(run, split, classes, data_folder)
+    found = read_run(run, split, classes, data)
     path = run / "report.html" if out is None else out
     outcome = write_report(found, path)
     print(f"Wrote {path}.")

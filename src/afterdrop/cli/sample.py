@@ -17,7 +17,7 @@ def sample(
     length: int = 100,
     seed: int = 0,
     num_samples: OptionalInt = None,
-    data_folder: OptionalPath = None,
+    data: OptionalPath = None,
     device: OptionalText = None,
 ) -> None:
     """Draw a text from the chosen member of a trained language model.
@@ -30,10 +30,10 @@ def sample(
         length: Tokens to draw.
         seed: Of the drawing.
         num_samples: Mask samples; by default those that the choice was made for.
-        data_folder: The folder of the named data sets, if not the one of training.
+        data: The folder of the named data sets, if not the one of training.
         device: Where the model runs; a GPU if there is one.
     """
-    stream = open_stream(run, num_samples, data_folder, device)
+    stream = open_stream(run, num_samples, data, device)
     vocabulary = stream.text.vocabulary
     drawn = stream.predictor.sample(vocabulary.eos_id, length, seed)
     print(decode_text(drawn, vocabulary, stream.text.level))

@@ -20,7 +20,7 @@ def score(
     /,
     tokens: bool = False,
     num_samples: OptionalInt = None,
-    data_folder: OptionalPath = None,
+    data: OptionalPath = None,
     device: OptionalText = None,
 ) -> None:
     """Score a text file with the chosen member of a trained language model.
@@ -37,10 +37,10 @@ def score(
         file: The text, plain, gz or xz.
         tokens: Print every token.
         num_samples: Mask samples; by default those that the choice was made for.
-        data_folder: The folder of the named data sets, if not the one of training.
+        data: The folder of the named data sets, if not the one of training.
         device: Where the model runs; a GPU if there is one.
     """
-    stream = open_stream(run, num_samples, data_folder, device)
+    stream = open_stream(run, num_samples, data, device)
     text = stream.text
     ids = encode_text(read_content(file), text.vocabulary, text.level, str(file)).long()
     if not len(ids):

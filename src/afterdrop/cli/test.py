@@ -28,7 +28,7 @@ def test(
     /,
     split: str = "test",
     num_samples: OptionalInt = None,
-    data_folder: OptionalPath = None,
+    data: OptionalPath = None,
     device: OptionalText = None,
     overwrite: bool = False,
     quiet: bool = False,
@@ -46,7 +46,7 @@ def test(
         run: A run folder of afterdrop train with a chosen member.
         split: Name of the data.
         num_samples: Mask samples; by default those that the choice was made for.
-        data_folder: The folder of the named data sets, if not the one of training.
+        data: The folder of the named data sets, if not the one of training.
         device: Where the model is evaluated; a GPU if there is one.
         overwrite: Replace scores that are there.
         quiet: No progress bar.
@@ -65,7 +65,7 @@ def test(
     with shared_evaluation(device, parts_path(run, split)) as (where, ranks):
         settings = dataclasses.replace(settings, ranks=ranks)
         loaded = load_model(run, device=where)
-        scores = evaluate_run(loaded, split, settings, notes["stream"], data_folder)
+        scores = evaluate_run(loaded, split, settings, notes["stream"], data)
     if not ranks.first:
         return
     scores.save(path)

@@ -59,6 +59,7 @@ class FusedLanguageWorker(LanguageWorker):
     def __init__(self, *args: Any, stream: StreamSettings) -> None:
         super().__init__(*args, stream=stream)
         assert isinstance(self.model, LanguageModel)
+        self._uses_kernels = True
         self.copies = Copies(self.model, self.dtype)
         self.copies.pack()
         self.device = self.model.softmax_bias.device
@@ -81,6 +82,15 @@ class FusedLanguageWorker(LanguageWorker):
 
     def deterministic(self, batch: Batch) -> Tensor:
         """Logits [N, V] of the targets that count, without dropout."""
+        if self._uses_kernels:
+            try:
+                return self._deterministic(batch)
+            except Exception as error:
+                kernels.reason_to_fall_back(error, "the deterministic pass")
+                self._give_up_kernels()
+        return super().deterministic(batch)
+
+    def _deterministic(self, batch: Batch) -> Tensor:
         tokens, state = batch.inputs
         if self._passes is None:  # the first batch is the largest
             self._passes = DeterministicPass(self.copies, *tokens.shape)
@@ -92,6 +102,8 @@ class FusedLanguageWorker(LanguageWorker):
         return self._output(y.flatten(0, 1)[self.reader.counts(batch.targets)])
 
     def _sampled(self, batch: Batch, number: int) -> Results:
+        if not self._uses_kernels:
+            return super()._sampled(batch, number)
         each = len(self.multipliers) * self.protocol.plan.num_samples
         rows = min(_ROWS, self.budget // self._row_bytes(batch.targets.shape[1]))
         chunks = split_evenly(batch.size, max(1, rows // each))
@@ -99,10 +111,15 @@ class FusedLanguageWorker(LanguageWorker):
         each = batch.targets.shape[1]
         counts = self.reader.counts(batch.targets)
         kept = [counts[r.start * each : r.stop * each].nonzero()[:, 0] for r in chunks]
-        parts = [self._windows(batch, *chunk) for chunk in zip(chunks, kept)]
         try:
+            parts = [self._windows(batch, *chunk) for chunk in zip(chunks, kept)]
             require_held(torch.cat([part.pop("mc_held") for part in parts]))
         except TooLow:
+            return super()._sampled(batch, number)
+        except Exception as error:
+            kernels.reason_to_fall_back(error, "the evaluation of samples")
+            self._give_up_kernels()
+            self._buffers.clear()  # most of the memory
             return super()._sampled(batch, number)
         return on_cpu({name: torch.cat([part[name] for part in parts], -1) for name in parts[0]})
 

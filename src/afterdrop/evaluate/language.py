@@ -211,8 +211,12 @@ class Windows:
 
     def _after(self, tokens: Tensor, state: Any) -> Any:
         if self.passes is not None:
-            self.passes.run(tokens)
-            return self.passes.state
+            try:
+                self.passes.run(tokens)
+                return self.passes.state
+            except Exception as error:
+                kernels.reason_to_fall_back(error, "the deterministic pass")
+                self.passes = None
         device = self.model.softmax_bias.device
         with torch.no_grad(), eval_mode(self.model):
             return self.model.features(tokens.to(device), state)[1]

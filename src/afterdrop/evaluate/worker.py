@@ -25,7 +25,7 @@ from afterdrop.evaluate.passes import (
 )
 from afterdrop.evaluate.protocol import SAMPLE_NODES, Protocol
 from afterdrop.family.temperature import NODES
-from afterdrop.masks.rows import Rows, split_evenly
+from afterdrop.masks.rows import Rows, keep_mask, split_evenly
 from afterdrop.masks.sites import Sites
 
 _DET_ELEMENTS = 2**21
@@ -47,10 +47,11 @@ class Worker:
         self.control = sites.control(model) if sites else None
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.fused = _suits_kernels(protocol, device)
-        if self.control is not None and kernels.ready(device):
-            from afterdrop.kernels.keep import keep_mask
+        self._uses_kernels = kernels.ready(device)
+        if self.control is not None and self._uses_kernels:
+            from afterdrop.kernels.keep import keep_mask as drawn_by_kernel
 
-            self.control.draw = keep_mask
+            self.control.draw = drawn_by_kernel
 
     def carried(self) -> Results:
         """What the next batch needs of the ones before it, for resuming: nothing here."""
@@ -90,7 +91,18 @@ class Worker:
             return self._shrinking(batch, number)
         except TooLow:
             self.fused = False
-            return self._shrinking(batch, number)
+        except Exception as error:
+            if not self._uses_kernels:
+                raise
+            kernels.reason_to_fall_back(error, "the evaluation of samples")
+            self._give_up_kernels()
+        return self._shrinking(batch, number)
+
+    def _give_up_kernels(self) -> None:
+        """Draws and sums plainly from here on; results of batches before are as good."""
+        self.fused = self._uses_kernels = False
+        if self.control is not None:
+            self.control.draw = keep_mask
 
     def _shrinking(self, batch: Batch, number: int) -> Results:
         """The sampled results, in chunks that get smaller when memory runs out."""

@@ -7,12 +7,18 @@ interpreter.
 
 from __future__ import annotations
 
+import subprocess
+import warnings
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from afterdrop.family import temperature
+
+# What a RuntimeError says that Triton, its compilers or its driver raise.
+_SIGNS = ("triton error", "c compiler", "ptxas", "passmanager")
+_failed: set[str] = set()  # kernels of this file that could not run
 
 
 @lru_cache(maxsize=1)
@@ -50,6 +56,31 @@ def ready(device: torch.device) -> bool:
     return why_not(device) is None
 
 
+def reason_to_fall_back(error: Exception, what: str) -> str:
+    """Why a kernel could not be compiled or launched, which is warned of; raises all else again.
+
+    Lack of memory is nothing that the plain form would have more of.
+
+    Args:
+        error: What the first use of a kernel raised.
+        what: What goes on in the plain form.
+
+    Example:
+        >>> reason_to_fall_back(ValueError("not a kernel's"), "evaluation")
+        Traceback (most recent call last):
+        ValueError: not a kernel's
+    """
+    text = (str(error).strip() or type(error).__name__).splitlines()[-1]
+    own = any(kind.__module__.partition(".")[0] == "triton" for kind in type(error).__mro__)
+    own |= isinstance(error, subprocess.CalledProcessError)  # the C compiler, which Triton calls
+    own |= isinstance(error, RuntimeError) and any(sign in str(error).lower() for sign in _SIGNS)
+    if not own or "out of memory" in str(error).lower():
+        raise error
+    reason = f"a kernel cannot run here ({type(error).__name__}: {text})"
+    warnings.warn(f"{what} goes on without kernels, which is slower: {reason}", stacklevel=3)
+    return reason
+
+
 def partitions(log_means: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
     """`family.temperature.partitions`, in one kernel where that can run.
 
@@ -58,8 +89,14 @@ def partitions(log_means: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
         >>> (G[0] + peak).exp()
         tensor([0.7500])
     """
-    if log_means.dtype != torch.float32 or not ready(log_means.device):
+    plain = log_means.dtype != torch.float32 or not ready(log_means.device)
+    if plain or "partitions" in _failed:
         return temperature.partitions(log_means, inverse)
     from afterdrop.kernels.partition import partitions as fused
 
-    return fused(log_means, inverse)
+    try:
+        return fused(log_means, inverse)
+    except Exception as error:
+        reason_to_fall_back(error, "the sum over classes")
+        _failed.add("partitions")
+        return temperature.partitions(log_means, inverse)

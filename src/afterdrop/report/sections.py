@@ -176,7 +176,7 @@ def frequency_section(outcome: Outcome, classes: Classes | None, *, trained: boo
     if classes is None:
         remedy = 'give --classes FILE, a JSON object such as {"cat": 5000, "dog": 120}, in order'
         if trained:
-            remedy = "give the folder of its data with --data-folder"
+            remedy = "give the folder of its data with --data"
         text = f"how often each class occurred in training is unknown; {remedy}"
         return _missing("frequency", title, text)
     scores, member = outcome.scores, outcome.member

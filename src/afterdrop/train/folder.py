@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -139,12 +139,14 @@ class RunFolder:
 def locked(path: Path) -> Iterator[RunFolder]:
     """The run folder, made if need be, for one writer at a time.
 
-    The lock is the operating system's: it ends with the process, however that ends.
+    The lock is the operating system's: it ends with the process, however that ends. A folder in
+    which nothing was written is left as it was found.
 
     Raises:
         TrainError: If another process is training there.
         FileError: If the folder cannot be made.
     """
+    made = not path.exists()
     try:
         path.mkdir(parents=True, exist_ok=True)
         lock = open(path / ".lock", "w")  # noqa: SIM115 (open as long as the lock is held)
@@ -158,8 +160,23 @@ def locked(path: Path) -> Iterator[RunFolder]:
             return
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            here = os.stat(path / ".lock")
+            if not os.path.samestat(here, os.fstat(lock.fileno())):
+                raise FileExistsError("its lock was cleared away")  # by another process, just now
         except OSError as error:
             raise TrainError(
                 f"another process is training in {path}; wait for it, or give another folder"
             ) from error
-        yield RunFolder(path)
+        try:
+            yield RunFolder(path)
+        finally:
+            _clear_away(path, made)
+
+
+def _clear_away(path: Path, made: bool) -> None:
+    """Removes the lock of a folder that holds nothing else, and the folder if made for it."""
+    with suppress(OSError):
+        if [entry.name for entry in path.iterdir()] == [".lock"]:
+            (path / ".lock").unlink()
+            if made:
+                path.rmdir()

@@ -61,6 +61,7 @@ class Trainer:
         self.plain = reason if self.device.type == "cuda" else None
         self._fusible = reason is None
         self._fused: FusedText | None = None  # made when the state to go on from is there
+        self._stepped = False  # whether the kernels have done a step
 
     @property
     def turn_over(self) -> bool:
@@ -74,11 +75,33 @@ class Trainer:
 
     def train_step(self) -> None:
         """One step: loss, prior, clip, update, average."""
-        fused = self._kernels()
-        self.loss_total += self._plain_step() if fused is None else fused.step(self.step)
+        if self._fusible and not self._stepped:
+            self.loss_total += self._first_step()
+        else:
+            fused = self._kernels()
+            self.loss_total += self._plain_step() if fused is None else fused.step(self.step)
         if self.average is not None:
             self.average.update()
         self.step += 1
+
+    def _first_step(self) -> Tensor:
+        """The step that compiles the kernels; if they cannot run, a plain one from the start."""
+        before = self.capture().copy()
+        try:
+            fused = self._kernels()
+            assert fused is not None
+            loss = fused.step(self.step)
+        except Exception as error:
+            self._give_up_kernels(error)
+            self.restore(before)
+            return self._plain_step()
+        self._stepped = True
+        return loss
+
+    def _give_up_kernels(self, error: Exception) -> None:
+        """Trains plainly from here on, if the error says that the kernels cannot run."""
+        self.plain = kernels.reason_to_fall_back(error, "training")
+        self._fusible, self._fused = False, None
 
     def _plain_step(self) -> Tensor:
         if not self.model.training:
@@ -130,14 +153,20 @@ class Trainer:
     def validate(self, stop: Callable[[], bool]) -> Validation | None:
         """The validation of the model, or of its averaged weights; None if stopped midway."""
         self.model.eval()
-        fused = self._kernels()
         with nullcontext() if self.average is None else self.average.in_place():
-            batches = (
-                self.task.validation_batches(self.model)
-                if fused is None
-                else fused.validation_batches()
-            )
-            found = validate(_until(stop, batches), self.ranks)
+            try:
+                fused = self._kernels()
+                batches = (
+                    self.task.validation_batches(self.model)
+                    if fused is None
+                    else fused.validation_batches()
+                )
+                found = validate(_until(stop, batches), self.ranks)
+            except Exception as error:
+                if not self._fusible:
+                    raise
+                self._give_up_kernels(error)  # a validation changes nothing
+                found = validate(_until(stop, self.task.validation_batches(self.model)), self.ranks)
         if self.ranks.most(stop()):
             return None
         self._require_finite("validation XE", found.xe)
