@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 import afterdrop as ad
+from afterdrop import recipes
 from afterdrop.cli import VERBS, main
+from afterdrop.cli.train import parse_setting
 
 SOURCE = """
 import torch
@@ -127,6 +129,14 @@ def test_a_misspelt_verb_is_answered_with_the_right_one(capsys):
     assert main([]) == 2
     assert main(["--version"]) == 0
     assert ad.__version__ in capsys.readouterr().out
+
+
+def test_settings_are_toml_values_bare_words_or_none():
+    assert parse_setting("schedule.stop_targets=[4.4, 4.2]")[1] == [4.4, 4.2]
+    assert parse_setting("model.state_sharing=step")[1] == "step"
+    name, value = parse_setting("schedule.drop_patience=none")
+    config = recipes.load("ptb-10m").config.override({name: value})
+    assert config.schedule.drop_patience is None
 
 
 def test_selecting_on_test_scores_is_refused(folder, capsys):

@@ -50,7 +50,8 @@ def train(
         data: The folder of the named data sets; with lm, the folder of your text.
         level: With lm: tokens are words, characters or bytes.
         min_count: With lm: rarer tokens become <unk>.
-        change: A setting to change, by its name in the recipe's TOML; may be given again.
+        change: A setting to change, by its name in the recipe's TOML; may be given again. none
+            switches off, as in schedule.drop_patience=none.
         device: Where to train; a GPU if there is one.
         max_minutes: Save and stop after this time.
         track: Also write TensorBoard files (extra track).
@@ -93,10 +94,17 @@ def train(
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """A setting from the command line: a TOML value, or a bare word as text."""
+    """A setting from the command line: a TOML value, a bare word as text, `none` for None.
+
+    Example:
+        >>> parse_setting("schedule.drop_patience=none")
+        ('schedule.drop_patience', None)
+    """
     name, _, value = text.partition("=")
     if not value:
         raise ConfigError(f"--set {text!r} must be name=value, as in optimiser.learning_rate=0.001")
+    if value == "none":
+        return name, None
     try:
         return name, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:

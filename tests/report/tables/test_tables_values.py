@@ -91,6 +91,21 @@ def test_table_3_is_the_mean_over_the_targets_of_each_band(ptb, monkeypatch):
     assert total / len(at) == pytest.approx(scores.xe(DET).value)  # bands are cumulative
 
 
+def test_table_3_says_which_part_of_the_gain_is_in_rare_targets(ptb, monkeypatch):
+    monkeypatch.setattr(RunSource, "counts", lambda self, folder: COUNTS)
+    table = frequency_table([ptb])
+    scores = ptb.scores["valid"]
+    rare = COUNTS[scores.tensors["targets"]] < 500
+    gap = scores.values(AMC).whole - scores.values(DET).whole
+    note = next(text for text in table.notes if text.startswith("ptb-1, valid: "))
+    assert f"{100 * rare.double().mean():.0f} % of the targets are < 500" in note
+    assert f"AMC ×1 − DET is {gap.mean():+.4f}" in note
+    for part in (gap * rare, gap * ~rare):
+        assert f"{part.mean():+.4f} ± " in note
+    others = frequency_table([ptb], [parse_band("> 500")]).notes  # no band of rare targets
+    assert not any("of the targets are" in text for text in others)
+
+
 def test_table_3_takes_other_bands_and_says_which_are_empty(ptb, monkeypatch):
     monkeypatch.setattr(RunSource, "counts", lambda self, folder: COUNTS)
     table = frequency_table([ptb], [parse_band("5-20"), parse_band("> 40000")])

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
 from torch import Tensor
 
 from afterdrop.errors import AfterdropError
+from afterdrop.evaluate.scores import Scores
 from afterdrop.family.estimates import Estimate, Values, estimate
 from afterdrop.family.member import DET, Member
 from afterdrop.report.tables import published
 from afterdrop.report.tables.bands import Band, suitable_bands
 from afterdrop.report.tables.source import RunSource
-from afterdrop.report.tables.table import Line, Row, Table, errors_of, values_of
+from afterdrop.report.tables.table import Line, Row, Table, errors_of, name_member, values_of
 
 SPLITS = ("train", "valid")
 
@@ -45,6 +47,8 @@ def frequency_table(
             continue
         chosen = bands or suitable_bands(source.data, counts, classes=source.unit == "image")
         table.rows += [_row(source, band, counts, table) for band in chosen]
+        for split in present:
+            table.note(_verdict(source, split, chosen, counts))
     if any(source.data == "ptb" for source in sources):
         table.note(published.note(3))
     return table
@@ -104,6 +108,41 @@ def _in_band(
     own = [mean(values[m]) if m in values else None for m in members]
     gaps = [mean(values[m].minus(values[DET])) if m in values else None for m in members[1:]]
     return [*own, *gaps], size
+
+
+def _verdict(source: RunSource, split: str, bands: Sequence[Band], counts: Tensor) -> str:
+    """Which part of the difference to DET comes from rare targets: what the paper claims."""
+    scores = source.scores[split]
+    rare = max((b for b in bands if b.low < 0), key=lambda b: b.high, default=None)
+    if rare is None or len(counts) != scores.protocol.num_classes:
+        return ""
+    inside = counts[scores.tensors["targets"]] <= rare.high
+    if not bool(inside.any()) or bool(inside.all()):
+        return ""
+    told = []
+    for member in _sampled(scores):
+        gap = scores.values(member).minus(scores.values(DET))
+        parts = []
+        for mask in (inside, ~inside):
+            halves = None if gap.halves is None else gap.halves * mask
+            part = Values(gap.whole * mask, halves, gap.num_samples)
+            parts.append(estimate(part, scores.clusters, shared=scores.protocol.shared))
+        whole = scores.difference(member, DET)
+        if math.isfinite(whole.value):
+            one, two = (f"{p.value:+.4f} ± {p.error:.4f}" for p in parts)
+            told.append(
+                f"{name_member(member)} − DET is {whole.value:+.4f} ± {whole.error:.4f}, the sum "
+                f"of {one} from these targets and {two} from the others"
+            )
+    share = f"{100 * inside.double().mean().item():.0f} % of the targets are {rare.name}"
+    return f"{source.name}, {split}: {share}; {'; '.join(told)}." if told else ""
+
+
+def _sampled(scores: Scores) -> list[Member]:
+    """The arithmetic members above multiplier 0 that were evaluated."""
+    grid = scores.protocol.grid
+    wanted = published.members("arithmetic")[1:]
+    return [m for m in wanted if m.alpha in grid.alphas and m.multiplier in grid.multipliers]
 
 
 def _printed(data: str, split: str, band: Band) -> list[float | None]:
