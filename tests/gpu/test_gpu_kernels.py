@@ -130,10 +130,10 @@ def test_gradients_in_bfloat16_are_those_of_float64(shape, text):
 
 
 def test_2000_steps_end_where_float32_ends(text, trained, monkeypatch):
-    """The mean loss of the last 500 steps, within 0.02 nats of other masks' in float32.
+    """The mean loss of the last 500 steps, within 0.03 nats of other masks' in float32.
 
-    Four float32 runs with other masks ended between 1.211 and 1.220, a standard deviation of
-    0.004: a difference of two has one of 0.006, and 0.02 is more than three of them.
+    Seven float32 runs with other masks ended between 1.204 and 1.227, a standard deviation of
+    0.008: a difference of two has one of 0.011, and 0.03 is nearly three of them.
     """
     plainly(monkeypatch)
     plain = build(text, masks=1)
@@ -141,7 +141,7 @@ def test_2000_steps_end_where_float32_ends(text, trained, monkeypatch):
     _, loss = trained
     wanted = last_loss(plain)
     assert wanted < 1.3  # it has learned: log 30 is 3.4
-    assert abs(loss - wanted) < 0.02
+    assert abs(loss - wanted) < 0.03
 
 
 def test_validation_is_that_of_the_plain_form(trained):
