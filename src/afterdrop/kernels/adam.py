@@ -18,32 +18,26 @@ _BLOCK = 1024
 
 
 @triton.jit
-def _place(index, rows_p, stride, step, COLUMNS: tl.constexpr, ROWS: tl.constexpr):
-    """Where elements of a parameter are in a padded matrix."""
-    row = index // COLUMNS  # sizes are compiled in: a division by a constant is cheap
-    return ((row // ROWS) * rows_p + row % ROWS) * stride + (index % COLUMNS) * step
+def _gradient(parameter, grad, row, column, inside, columns, rows, rows_p, stride, step, l2):
+    """G + l2 Θ of elements of a row, and Θ."""
+    at = ((row // rows) * rows_p + row % rows).to(tl.int64) * stride + column * step
+    theta = tl.load(parameter + row * columns + column, mask=inside, other=0.0)
+    return tl.load(grad + at, mask=inside, other=0.0) + l2 * theta, theta
 
 
 @triton.jit
 def _square_sum(
-    parameter,
-    grad,
-    sums,
-    count,
-    rows_p,
-    stride,
-    step,
-    l2,
-    COLUMNS: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    parameter, grad, sums, columns, rows, rows_p, stride, step, l2, BLOCK: tl.constexpr
 ):
-    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = index < count
-    at = _place(index, rows_p, stride, step, COLUMNS, ROWS)
-    g = tl.load(grad + at, mask=inside, other=0.0)
-    g += l2 * tl.load(parameter + index, mask=inside, other=0.0)
-    tl.store(sums + tl.program_id(0), tl.sum(g * g, 0))
+    row = tl.program_id(0)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, columns, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        g, _ = _gradient(
+            parameter, grad, row, column, column < columns, columns, rows, rows_p, stride, step, l2
+        )
+        total += g * g
+    tl.store(sums + row, tl.sum(total, 0))
 
 
 @triton.jit
@@ -53,7 +47,8 @@ def _update(
     square,
     copy,
     factors,
-    count,
+    columns,
+    rows,
     rows_p,
     stride,
     step,
@@ -62,23 +57,24 @@ def _update(
     l2,
     beta2,
     epsilon,
-    COLUMNS: tl.constexpr,
-    ROWS: tl.constexpr,
     COPY: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    inside = index < count
-    g = tl.load(grad + _place(index, rows_p, stride, step, COLUMNS, ROWS), mask=inside, other=0.0)
-    theta = tl.load(parameter + index, mask=inside, other=0.0)
+    row = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < columns
+    g, theta = _gradient(
+        parameter, grad, row, column, inside, columns, rows, rows_p, stride, step, l2
+    )
+    g *= tl.load(factors)
+    index = row * columns + column
     v = tl.load(square + index, mask=inside, other=0.0)
-    g = (g + l2 * theta) * tl.load(factors)
     v = beta2 * v + (1 - beta2) * g * g
     tl.store(square + index, v, mask=inside)
     theta -= tl.load(factors + 1) * g / (tl.sqrt(v) + epsilon)
     tl.store(parameter + index, theta, mask=inside)
     if COPY:
-        at = _place(index, copy_rows, copy_stride, 1, COLUMNS, ROWS)
+        at = ((row // rows) * copy_rows + row % rows).to(tl.int64) * copy_stride + column
         tl.store(copy + at, theta.to(copy.dtype.element_ty), mask=inside)
 
 
@@ -106,9 +102,9 @@ class Slot:
         self.parameter, self.grad, self.square, self.copy = parameter, grad, square, copy
         matrix = parameter.dim() == 2
         # A vector is read as one row a group, whose elements may lie apart in the gradient.
-        rows = parameter.shape[0] if matrix else groups
-        self.columns, self.rows = parameter.numel() // rows, rows // groups
-        self.programs = -(-parameter.numel() // _BLOCK)
+        self.count = parameter.shape[0] if matrix else groups
+        self.columns = parameter.numel() // self.count
+        self.rows = self.count // groups
         self.rows_p = grad.shape[0] // groups if matrix else 1
         self.step = 1 if matrix else grad.stride(0)
         self.stride = grad.stride(0) if matrix else grad.shape[0] // groups * grad.stride(0)
@@ -141,9 +137,8 @@ class Adam:
         """One step along the gradients as they are now."""
         self.steps += 1
         if self.max_norm is not None:
-            counts = [slot.programs for slot in slots]
-            sums = torch.empty(sum(counts), device=self._factors.device)
-            for slot, part in zip(slots, sums.split(counts)):
+            sums = torch.empty(sum(slot.count for slot in slots), device=self._factors.device)
+            for slot, part in zip(slots, sums.split([slot.count for slot in slots])):
                 self._norm(slot, part)
             norm = sums.double().sum().sqrt_()
             self._factors[0] = (self.max_norm / (norm + 1e-6)).clamp_(max=1.0)
@@ -152,28 +147,28 @@ class Adam:
             self._apply(slot)
 
     def _norm(self, slot: Slot, sums: Tensor) -> None:
-        _square_sum[(slot.programs,)](
+        _square_sum[(slot.count,)](
             slot.parameter,
             slot.grad,
             sums,
-            slot.parameter.numel(),
+            slot.columns,
+            slot.rows,
             slot.rows_p,
             slot.stride,
             slot.step,
             self.l2,
-            COLUMNS=slot.columns,
-            ROWS=slot.rows,
             BLOCK=_BLOCK,
         )
 
     def _apply(self, slot: Slot) -> None:
-        _update[(slot.programs,)](
+        _update[(slot.count, -(-slot.columns // _BLOCK))](
             slot.parameter,
             slot.grad,
             slot.square,
             slot.parameter if slot.copy is None else slot.copy,
             self._factors,
-            slot.parameter.numel(),
+            slot.columns,
+            slot.rows,
             slot.rows_p,
             slot.stride,
             slot.step,
@@ -182,8 +177,6 @@ class Adam:
             self.l2,
             self.beta2,
             self.epsilon,
-            COLUMNS=slot.columns,
-            ROWS=slot.rows,
             COPY=slot.copy is not None,
             BLOCK=_BLOCK,
         )
