@@ -3,6 +3,7 @@
     python benchmarks/bench_family_gpu.py text [--recipe ptb-24m-retuned] [--tokens 73760]
     python benchmarks/bench_family_gpu.py image
     python benchmarks/bench_family_gpu.py words
+    python benchmarks/bench_family_gpu.py batch
 
 `text` evaluates a recipe's model with fresh weights (time does not depend on them) on random
 tokens: 5 alphas x 11 multipliers x all temperatures, deterministic carry, one stripe. It is
@@ -10,7 +11,8 @@ compared with the eager loop that runs the model once for each alpha, multiplier
 stripes, timed on one pass over a slice and multiplied. `image` is a ViT-B/16 on 64 images, `words`
 a GPT-2-sized model on 4 x 256 tokens, with fresh weights, 3 alphas at K = 50, against the plain
 loop that keeps the mean of probabilities and against torch-uncertainty (one mean) where it is
-installed.
+installed. `batch` is the PTB-sized batch of `bench_language_batch` in the same way, all samples of
+torch-uncertainty at once.
 """
 
 import argparse
@@ -26,6 +28,7 @@ from afterdrop.evaluate.evaluate import Settings
 from afterdrop.evaluate.language import StreamSettings, evaluate_text
 from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel
+from bench_language_batch import BATCH, TIME, TYPES, WordModel
 
 DEVICE = torch.device("cuda")
 STRIPES = 64  # of the eager loop
@@ -130,8 +133,8 @@ class Words(nn.Module):
         return self.encoder(x, mask, is_causal=True) @ self.table.t()
 
 
-def others(model: nn.Module, inputs: Tensor, targets: Tensor) -> None:
-    """A model of any kind: three alphas against one mean."""
+def others(model: nn.Module, inputs: Tensor, targets: Tensor, at_once: bool = False) -> None:
+    """A model of any kind: three alphas against one mean; the peer loops unless `at_once`."""
     model = model.to(DEVICE).eval()
     grid = ad.Grid((0.0, 0.5, 1.0), (0.0, 1.0))
 
@@ -157,9 +160,10 @@ def others(model: nn.Module, inputs: Tensor, targets: Tensor) -> None:
 
         @torch.no_grad()
         def peer() -> None:
-            wrapped = mc_dropout(model, num_estimators=SAMPLES, on_batch=False).eval()
-            samples = wrapped(inputs).unflatten(0, (SAMPLES, -1))
-            samples.softmax(-1).mean(0).log()
+            flat = nn.Sequential(model, nn.Flatten(0, -2))
+            wrapped = mc_dropout(flat, num_estimators=SAMPLES, on_batch=at_once).eval()
+            samples = wrapped(inputs).view(SAMPLES, targets.numel(), -1)
+            nn.functional.nll_loss(samples.softmax(-1).mean(0).log(), targets.flatten())
 
         runs["torch-uncertainty, one mean"] = peer
     first = 0.0
@@ -172,7 +176,9 @@ def others(model: nn.Module, inputs: Tensor, targets: Tensor) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("what", nargs="?", default="text", choices=("text", "image", "words"))
+    parser.add_argument(
+        "what", nargs="?", default="text", choices=("text", "image", "words", "batch")
+    )
     parser.add_argument("--recipe", default="ptb-24m-retuned")
     parser.add_argument("--tokens", type=int, default=73_760)
     parser.add_argument("--types", type=int, default=10_000)
@@ -187,8 +193,11 @@ def main() -> None:
         text(options)
     elif options.what == "image":
         others(Vision(), torch.randn(64, 3, 224, 224, device=DEVICE), labels((64,), 1000))
-    else:
+    elif options.what == "words":
         others(Words(), labels((4, 256), 50257), labels((4, 256), 50257))
+    else:
+        shape = BATCH, TIME
+        others(WordModel(), labels(shape, TYPES), labels(shape, TYPES), at_once=True)
 
 
 def labels(shape: tuple[int, ...], classes: int) -> Tensor:
