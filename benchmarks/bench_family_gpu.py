@@ -1,9 +1,7 @@
 """Family evaluation on a GPU: a language model with the kernels, and any other model.
 
-    python benchmarks/bench_family_gpu.py text [--recipe ptb-24m-retuned] [--tokens 73760]
-    python benchmarks/bench_family_gpu.py image
-    python benchmarks/bench_family_gpu.py words
-    python benchmarks/bench_family_gpu.py batch
+    python benchmarks/bench_family_gpu.py [text] [image] [words] [batch]
+        [--recipe ptb-24m-retuned] [--tokens 73760]
 
 `text` evaluates a recipe's model with fresh weights (time does not depend on them) on random
 tokens: 5 alphas x 11 multipliers x all temperatures, deterministic carry, one stripe. It is
@@ -33,6 +31,7 @@ from bench_language_batch import BATCH, TIME, TYPES, WordModel
 DEVICE = torch.device("cuda")
 STRIPES = 64  # of the eager loop
 SAMPLES = 50
+KINDS = ("text", "image", "words", "batch")
 
 
 def timed(run: Callable[[], object]) -> tuple[float, float]:
@@ -189,11 +188,18 @@ def main() -> None:
         return
     torch.set_float32_matmul_precision("high")
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}")
-    if options.what == "text":
+    for what in KINDS:
+        if what in options.what:
+            print(f"\n{what}")
+            run(what, options)
+
+
+def run(what: str, options: argparse.Namespace) -> None:
+    if what == "text":
         text(options)
-    elif options.what == "image":
+    elif what == "image":
         others(Vision(), torch.randn(64, 3, 224, 224, device=DEVICE), labels((64,), 1000))
-    elif options.what == "words":
+    elif what == "words":
         others(Words(), labels((4, 256), 50257), labels((4, 256), 50257))
     else:
         shape = BATCH, TIME

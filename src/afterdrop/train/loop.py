@@ -2,7 +2,7 @@
 
 Order of what a turn writes: its line of metrics, the `best` checkpoint, the `last` one. A death in
 between leaves a line too many, which resuming drops, or a `best` that will be made again. Where a
-checkpoint takes seconds, only some turns write one: a tenth of the time at most goes into it.
+checkpoint takes seconds, only some turns write one: a thirtieth of the time at most goes into it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ REASONS = (None, "max_minutes", "SIGINT", "SIGTERM")
 # steps, for they must look, and find a loss that is not finite, at the same one.
 _LOOK_EVERY = 10
 _LOOK_SECONDS = 0.2
-_WRITE_SHARE = 0.1  # of the time may go into checkpoints
+_WRITE_SHARE = 0.03  # of the time may go into checkpoints
 _WRITE_QUICK = 0.5  # seconds; quicker writes are never put off
 
 
