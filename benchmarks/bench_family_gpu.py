@@ -175,9 +175,7 @@ def others(model: nn.Module, inputs: Tensor, targets: Tensor, at_once: bool = Fa
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument(
-        "what", nargs="?", default="text", choices=("text", "image", "words", "batch")
-    )
+    parser.add_argument("what", nargs="*", choices=KINDS, default="text")
     parser.add_argument("--recipe", default="ptb-24m-retuned")
     parser.add_argument("--tokens", type=int, default=73_760)
     parser.add_argument("--types", type=int, default=10_000)

@@ -85,7 +85,7 @@ def plain_step(config: TrainConfig, model: LanguageModel, run: Callable | None =
     optimiser = build_optimiser(parameters, config.optimiser)
     inputs, targets = fixed_window(config)
     state = model.initial_state(len(inputs))
-    forward = run or model
+    forward = model if run is None else run  # a compiled module has no truth value
     model.train()
 
     def step() -> None:
