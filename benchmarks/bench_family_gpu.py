@@ -132,7 +132,9 @@ class Words(nn.Module):
         return self.encoder(x, mask, is_causal=True) @ self.table.t()
 
 
-def others(model: nn.Module, inputs: Tensor, targets: Tensor, at_once: bool = False) -> None:
+def others(
+    model: nn.Module, inputs: Tensor, targets: Tensor, repeats: int, at_once: bool = False
+) -> None:
     """A model of any kind: three alphas against one mean; the peer loops unless `at_once`."""
     model = model.to(DEVICE).eval()
     grid = ad.Grid((0.0, 0.5, 1.0), (0.0, 1.0))
@@ -168,7 +170,7 @@ def others(model: nn.Module, inputs: Tensor, targets: Tensor, at_once: bool = Fa
     first = 0.0
     for name, run in runs.items():
         run()
-        seconds, peak = min(timed(run) for _ in range(3))
+        seconds, peak = min(timed(run) for _ in range(repeats))
         first = first or seconds
         print(f"{name:<30}{seconds:>8.3f} s{peak:>8.1f} GiB{seconds / first:>8.2f} x", flush=True)
 
@@ -180,6 +182,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=73_760)
     parser.add_argument("--types", type=int, default=10_000)
     parser.add_argument("--num-samples", type=int, default=100)
+    parser.add_argument("--repeats", type=int, default=3, help="the best counts, but of text")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         print("needs a CUDA device: left out")
@@ -196,12 +199,14 @@ def run(what: str, options: argparse.Namespace) -> None:
     if what == "text":
         text(options)
     elif what == "image":
-        others(Vision(), torch.randn(64, 3, 224, 224, device=DEVICE), labels((64,), 1000))
+        images = torch.randn(64, 3, 224, 224, device=DEVICE)
+        others(Vision(), images, labels((64,), 1000), options.repeats)
     elif what == "words":
-        others(Words(), labels((4, 256), 50257), labels((4, 256), 50257))
+        tokens, targets = (labels((4, 256), 50257) for _ in range(2))
+        others(Words(), tokens, targets, options.repeats)
     else:
-        shape = BATCH, TIME
-        others(WordModel(), labels(shape, TYPES), labels(shape, TYPES), at_once=True)
+        tokens, targets = (labels((BATCH, TIME), TYPES) for _ in range(2))
+        others(WordModel(), tokens, targets, options.repeats, at_once=True)
 
 
 def labels(shape: tuple[int, ...], classes: int) -> Tensor:
