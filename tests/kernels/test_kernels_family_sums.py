@@ -11,7 +11,7 @@ import torch
 from afterdrop.evaluate.accumulate import MeanTemper, at_targets, cross_entropies
 from afterdrop.family.power_mean import log_power_mean
 from afterdrop.family.temperature import COARSE, Nodes
-from afterdrop.kernels.family_sums import ALPHAS, FamilySums
+from afterdrop.kernels.family_sums import ALPHAS, LOWEST, FamilySums
 
 pytestmark = kernel_device.quiet
 device = kernel_device.device
@@ -21,9 +21,9 @@ FINE = torch.cat([NODES.inverse(), ONE, 2 * ONE])
 ROUGH = torch.cat([NODES.inverse(COARSE), ONE])
 
 
-def both(alphas, N, K, V, device, dtype=torch.float32):
+def both(alphas, N, K, V, device, dtype=torch.float32, scale=3):
     """Results of the kernels for two chunks of targets, those of `MeanTemper`, and log p."""
-    logits = (3 * torch.randn(N * K, -(-V // 8) * 8)).to(dtype)
+    logits = (scale * torch.randn(N * K, -(-V // 8) * 8)).to(dtype)
     bias, targets = torch.randn(V), torch.randint(V, (N,))
     exact = (logits[:, :V].double() + bias.double()).log_softmax(-1)
     lp = exact.view(N, K, 1, V).permute(1, 2, 0, 3)  # [K, multipliers, N, V]
@@ -45,8 +45,11 @@ def both(alphas, N, K, V, device, dtype=torch.float32):
 @pytest.mark.parametrize(
     ("alphas", "N", "K", "V"), [(ALPHAS, 3, 6, 70), ((0.5,), 2, 2, 2), ((0.0, 1.0), 2, 4, 2053)]
 )
-def test_every_result_is_that_of_the_plain_accumulator(alphas, N, K, V, device):
-    found, plain, lp, targets = both(alphas, N, K, V, device)
+@pytest.mark.parametrize("scale", [3, 17])
+def test_every_result_is_that_of_the_plain_accumulator(alphas, N, K, V, scale, device):
+    """With a scale of 17 there are probabilities that float32 could not hold by themselves."""
+    found, plain, lp, targets = both(alphas, N, K, V, device, scale=scale)
+    assert lp.min() > -140 and (scale == 3 or V == 2 or lp.min() < -90)
     wanted = {name: tensor[0].double() for name, tensor in plain.items()}
     near, nearly = {"rtol": 1e-5, "atol": 1e-5}, {"rtol": 1e-4, "atol": 1e-4}
     assert_close = torch.testing.assert_close
@@ -83,5 +86,5 @@ def test_a_probability_that_plain_sums_cannot_hold_is_told(value, device):
     sums = FamilySums((0.0, 1.0), FINE, ROUGH, 70, 2, 2, device)
     found = sums.results(2)
     sums.add(logits, bias, torch.tensor([0, 1], device=device), found, 0)
-    assert (found["lowest"] < -80).all()
+    assert (found["lowest"] < LOWEST).all()
     torch.testing.assert_close(found["chosen"], torch.full_like(found["chosen"], -4.2341065))

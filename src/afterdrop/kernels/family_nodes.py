@@ -10,18 +10,24 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from afterdrop.kernels.sample_sums import LIFT
+
 _LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _log_mean(at, half_stride, whole, inside, count, alpha, inverse_alpha):
+def _log_mean(at, half_stride, whole, inside, count, alpha, inverse_alpha, drop):
     """Log M of classes, of one half or of both."""
     total = tl.load(at, mask=inside, other=0.0)
     if whole:
         total += tl.load(at + half_stride, mask=inside, other=0.0)
     mean = tl.where(inside, total / count, 1.0)
     if alpha > 0:
-        mean = tl.log(mean) * inverse_alpha
+        # The lift is taken off before the logarithm, which is finer there, where that is a number.
+        small = mean * drop
+        normal = small > 1e-30
+        lifted = tl.log(tl.where(normal, small, mean))
+        mean = tl.where(normal, lifted, lifted - (LIFT / _LOG2E) * alpha) * inverse_alpha
     return tl.where(inside, mean, -1e30)
 
 
@@ -36,6 +42,7 @@ def family_nodes(
     sums,
     powers,
     alphas,
+    drops,  # [A] 2^(−96 α), which undoes the lift
     fine,
     coarse,
     G,
@@ -62,6 +69,7 @@ def family_nodes(
     which = tl.program_id(2)  # 0 the whole, 1 and 2 its halves
     power = tl.load(powers + a)
     alpha = tl.load(alphas + a)
+    drop = tl.load(drops + a)
     inverse_alpha = 1 / tl.where(alpha > 0, alpha, 1.0)
     half_stride = 6 * N.to(tl.int64) * V
     row = sums + (power * N + n).to(tl.int64) * V + tl.maximum(which - 1, 0) * half_stride
@@ -70,7 +78,7 @@ def family_nodes(
     where = tl.zeros((BLOCK,), tl.int32)
     for start in range(0, V, BLOCK):
         v = start + tl.arange(0, BLOCK)
-        lm = _log_mean(row + v, half_stride, which == 0, v < V, count, alpha, inverse_alpha)
+        lm = _log_mean(row + v, half_stride, which == 0, v < V, count, alpha, inverse_alpha, drop)
         where = tl.where(lm > best, v, where)
         best = tl.maximum(lm, best)
     peak = tl.max(best, 0)
@@ -91,7 +99,7 @@ def family_nodes(
         weighted = tl.zeros((TILE,), tl.float32)
         for start in range(0, V, TILE):
             v = start + tl.arange(0, TILE)
-            lm = _log_mean(row + v, half_stride, True, v < V, count, alpha, inverse_alpha)
+            lm = _log_mean(row + v, half_stride, True, v < V, count, alpha, inverse_alpha, drop)
             below = lm - peak
             sum_a += tl.exp2(b_a[:, None] * below[None, :])
             sum_b += tl.exp2(b_b[:, None] * below[None, :])
@@ -114,6 +122,7 @@ def family_nodes(
                 inside = v < V
                 p = tl.load(p_row + v, mask=inside, other=0.0)
                 p += tl.load(p_row + half_stride + v, mask=inside, other=0.0)
+                p *= 1.0 / 2**LIFT
                 q = tl.load(q_row + v, mask=inside, other=0.0)
                 q += tl.load(q_row + half_stride + v, mask=inside, other=0.0)
                 ratio += tl.where(p > 0, q / tl.where(p > 0, p, 1.0), 0.0)
@@ -122,7 +131,7 @@ def family_nodes(
         b_b, b_c = _nodes(coarse, small, COARSE), _nodes(coarse, 8 + least, COARSE)
         for start in range(0, V, TILE):
             v = start + tl.arange(0, TILE)
-            lm = _log_mean(row + v, half_stride, False, v < V, count, alpha, inverse_alpha)
+            lm = _log_mean(row + v, half_stride, False, v < V, count, alpha, inverse_alpha, drop)
             below = lm - peak
             sum_b += tl.exp2(b_b[:, None] * below[None, :])
             sum_c += tl.exp2(b_c[:, None] * below[None, :])

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from afterdrop.kernels.family_nodes import family_nodes
-from afterdrop.kernels.sample_sums import power_sums, row_lse
+from afterdrop.kernels.sample_sums import LIFT, power_sums, row_lse
 
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)  # their sums come first
-LOWEST = -80.0  # smallest log p for which plain sums are exact
+LOWEST = -150.0  # smallest log p for which lifted sums are exact
 _POWERS = 6
 _LSE = {"BLOCK": 2048, "GROUP": 8, "num_warps": 4}  # of a program that has a row
 _SUMS = {"BLOCK": 512, "num_warps": 4}  # of a program that sums over samples
@@ -45,6 +45,7 @@ class FamilySums:
         assert 41 < len(fine) <= 44 and len(coarse) <= 12  # the kernel's groups of nodes
         self.classes, self.samples = classes, samples
         self.alphas = torch.tensor(alphas, dtype=torch.float32, device=device)
+        self.drops = torch.exp2(-LIFT.value * self.alphas)
         powers = [ALPHAS.index(alpha) for alpha in alphas]
         self.powers = torch.tensor(powers, dtype=torch.int32, device=device)
         self.fine = fine.to(device=device, dtype=torch.float32)
@@ -155,6 +156,7 @@ class FamilySums:
             self._sums,
             self.powers,
             self.alphas,
+            self.drops,
             self.fine,
             self.coarse,
             found["G"],
