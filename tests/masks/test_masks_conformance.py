@@ -335,3 +335,18 @@ def test_spectral_norm_is_held_listed_and_restored():
     assert len(found) == 1 and any("parametrizations" in name for name, _ in found.off)
     for name, value in model.state_dict().items():
         assert torch.equal(value, before[name])
+
+
+@pytest.mark.parametrize("how", ["weights", "autocast"])
+def test_models_that_round_to_16_bits(how):
+    """Attention is computed in another order under control: no more than bfloat16's rounding."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.1, batch_first=True)
+    model = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)
+    x = torch.randn(6, 9, 64)
+    if how == "weights":
+        found = ad.find_sites(model.bfloat16(), x.bfloat16())
+    else:
+        with torch.autocast("cpu", torch.bfloat16):
+            found = ad.find_sites(model, x)
+    assert len(found) == 16

@@ -30,6 +30,7 @@ def snapshot(model):
         "python": random.getstate(),
         "numpy": np.random.get_state()[1].tolist(),
         "grad mode": torch.is_grad_enabled(),
+        "precision": (torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32),
     }
 
 

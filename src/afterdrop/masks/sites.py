@@ -10,7 +10,7 @@ from torch import nn
 
 from afterdrop.errors import SiteError
 from afterdrop.masks.control import Control, Place, Visit
-from afterdrop.masks.dry_run import DryRun
+from afterdrop.masks.dry_run import DryRun, full_precision
 from afterdrop.masks.rows import Layout
 
 _NORMS = nn.modules.batchnorm._NormBase
@@ -121,7 +121,7 @@ def find_sites(
     if unknown:
         raise SiteError(f"noise={noise!r}: the model has no module {sorted(unknown)}")
     dry = DryRun(model, inputs, kwargs, rates, batch_dim)
-    with torch.no_grad(), dry.undone():
+    with torch.no_grad(), full_precision(), dry.undone():
         # Norms with a forward of their own are looked at first: they may contain dropout.
         held = {n for n, m in model.named_modules() if _is_plain_norm(m)} | set(noise)
         visits, row_bytes, off = dry.discover(held)
