@@ -211,9 +211,9 @@ def of_family(options: argparse.Namespace, folder: Path) -> dict[str, float | st
 
 def tell(options: argparse.Namespace) -> None:
     """Gives the results to the study; what is missing stays pending."""
+    from afterdrop.report.study import write_study
     from afterdrop.tune.backend import Backend
     from afterdrop.tune.ledger import Ledger
-    from afterdrop.tune.page import write_page
     from afterdrop.tune.rerun import rank
     from afterdrop.tune.result import table, write_result
     from afterdrop.tune.study import StudyResult
@@ -236,7 +236,7 @@ def tell(options: argparse.Namespace) -> None:
     print(table(result))
     print(*tuned_on(settings, rows), sep="\n")
     write_result(result, options.study)
-    print(f"\nwrote {write_page(result, options.study)}")
+    print(f"\nwrote {write_study(result, options.study)}")
 
 
 def tuned_on(settings: TuneSettings, rows: list) -> list[str]:
