@@ -151,6 +151,8 @@ def train_share(options: argparse.Namespace) -> None:
             with open(options.out / "results.jsonl", "a") as file:  # one write: lines do not mix
                 file.write(json.dumps({"number": trial["number"], **row}) + "\n")
             print(trial["number"], row, flush=True)
+            last = run_folder(options, trial) / "checkpoint" / "last.safetensors"
+            last.unlink(missing_ok=True)  # most of the bytes, and needed no more
             if "lost" in row:  # the GPU's state may be broken
                 sys.exit(1)
 
@@ -180,8 +182,12 @@ def try_out(options: argparse.Namespace, settings: TuneSettings, trial: dict) ->
         return {"lost": f"{type(error).__name__}: {error}"}
 
 
+def run_folder(options: argparse.Namespace, trial: dict) -> Path:
+    return options.out / "trials" / f"{trial['number']:04d}"
+
+
 def of_trial(options: argparse.Namespace, settings: TuneSettings, trial: dict) -> dict | None:
-    folder = options.out / "trials" / f"{trial['number']:04d}"
+    folder = run_folder(options, trial)
     config = apply_point(settings.config, trial["point"])
     start = time.monotonic()
     left = max((options.until - time.time()) / 60, 1e-3)
@@ -194,7 +200,6 @@ def of_trial(options: argparse.Namespace, settings: TuneSettings, trial: dict) -
     found = settings.objective.of_run(folder, options.device, options.data)
     row = {**asdict(found), "xe_plain": result.best["xe"], "turn": result.best["turn"]}
     row["family"] = of_family(options, folder)
-    (folder / "checkpoint" / "last.safetensors").unlink()  # most of the bytes
     now = time.monotonic()
     return {**row, "seconds": now - start, "train_seconds": trained - start}
 
