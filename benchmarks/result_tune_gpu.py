@@ -37,6 +37,14 @@ from afterdrop.tune.space import apply_point
 from tuned_on import Family, comparison, worth
 
 STEPS_PER_TURN = 300
+# The recipe's patience, scaled down to few turns, would be one turn's luck: the rate drops at the
+# recipe's latest turn alone, and all trials train as long.
+SCHEDULE = {
+    "schedule.steps_per_turn": STEPS_PER_TURN,
+    "schedule.drop_patience": None,
+    "schedule.stop_patience": None,
+    "schedule.stop_targets": [],
+}
 GRID = ad.Grid((0.0, 0.5, 1.0), (0.0, 0.4, 0.6, 0.8, 1.0))
 SAMPLES = 20
 STRIPES = 4  # few, so that little of a short text is read from a zero state
@@ -49,7 +57,7 @@ def draw(options: argparse.Namespace) -> None:
     from afterdrop.tune.ledger import Ledger
     from afterdrop.tune.study import join
 
-    changes = {"schedule.steps_per_turn": STEPS_PER_TURN, **dict(options.set)}
+    changes = {**SCHEDULE, **dict(options.set)}
     settings = plan_study(options.recipe, turns=options.turns, changes=changes, seed=options.seed)
     backend = Backend(options.study, None, options.study.resolve().name)
     join(backend, settings)
