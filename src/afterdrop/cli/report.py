@@ -24,13 +24,14 @@ def report(
     the protocol and the commands that repeat it all. It needs no network, works on a phone, in
     dark mode and on paper, and says what is missing in the run and how to make it.
 
-    For example (open runs/ptb/report.html in a browser; the second is for your own model):
+    For example (open runs/ptb/report.html in a browser; the second is for your own model, the
+    third the page of a study):
       afterdrop report runs/ptb
       afterdrop report runs/mine --classes classes.json
+      afterdrop report studies/ptb
 
     Args:
-        run: A run folder: of afterdrop train, or one with scores of your own model; or the folder
-            of a study of afterdrop tune.
+        run: The folder of a run, or of scores of your own model, or of a study of afterdrop tune.
         out: Where the page goes; RUN/report.html or STUDY/study.html by default.
         split: The scores that members are chosen on.
         classes: JSON object from class name to training count, in the order of the classes, such
