@@ -37,6 +37,14 @@ from afterdrop.tune.space import apply_point
 from tuned_on import Family, comparison, worth
 
 STEPS_PER_TURN = 300
+# The recipe's patience, scaled down to few turns, would be one turn's luck: the rate drops at the
+# recipe's latest turn alone, and all trials train as long.
+SCHEDULE = {
+    "schedule.steps_per_turn": STEPS_PER_TURN,
+    "schedule.drop_patience": None,
+    "schedule.stop_patience": None,
+    "schedule.stop_targets": [],
+}
 GRID = ad.Grid((0.0, 0.5, 1.0), (0.0, 0.4, 0.6, 0.8, 1.0))
 SAMPLES = 20
 STRIPES = 4  # few, so that little of a short text is read from a zero state
@@ -49,7 +57,7 @@ def draw(options: argparse.Namespace) -> None:
     from afterdrop.tune.ledger import Ledger
     from afterdrop.tune.study import join
 
-    changes = {"schedule.steps_per_turn": STEPS_PER_TURN, **dict(options.set)}
+    changes = {**SCHEDULE, **dict(options.set)}
     settings = plan_study(options.recipe, turns=options.turns, changes=changes, seed=options.seed)
     backend = Backend(options.study, None, options.study.resolve().name)
     join(backend, settings)
@@ -151,6 +159,8 @@ def train_share(options: argparse.Namespace) -> None:
             with open(options.out / "results.jsonl", "a") as file:  # one write: lines do not mix
                 file.write(json.dumps({"number": trial["number"], **row}) + "\n")
             print(trial["number"], row, flush=True)
+            last = run_folder(options, trial) / "checkpoint" / "last.safetensors"
+            last.unlink(missing_ok=True)  # most of the bytes, and needed no more
             if "lost" in row:  # the GPU's state may be broken
                 sys.exit(1)
 
@@ -180,8 +190,12 @@ def try_out(options: argparse.Namespace, settings: TuneSettings, trial: dict) ->
         return {"lost": f"{type(error).__name__}: {error}"}
 
 
+def run_folder(options: argparse.Namespace, trial: dict) -> Path:
+    return options.out / "trials" / f"{trial['number']:04d}"
+
+
 def of_trial(options: argparse.Namespace, settings: TuneSettings, trial: dict) -> dict | None:
-    folder = options.out / "trials" / f"{trial['number']:04d}"
+    folder = run_folder(options, trial)
     config = apply_point(settings.config, trial["point"])
     start = time.monotonic()
     left = max((options.until - time.time()) / 60, 1e-3)
@@ -194,7 +208,6 @@ def of_trial(options: argparse.Namespace, settings: TuneSettings, trial: dict) -
     found = settings.objective.of_run(folder, options.device, options.data)
     row = {**asdict(found), "xe_plain": result.best["xe"], "turn": result.best["turn"]}
     row["family"] = of_family(options, folder)
-    (folder / "checkpoint" / "last.safetensors").unlink()  # most of the bytes
     now = time.monotonic()
     return {**row, "seconds": now - start, "train_seconds": trained - start}
 
@@ -211,9 +224,9 @@ def of_family(options: argparse.Namespace, folder: Path) -> dict[str, float | st
 
 def tell(options: argparse.Namespace) -> None:
     """Gives the results to the study; what is missing stays pending."""
+    from afterdrop.report.study import write_study
     from afterdrop.tune.backend import Backend
     from afterdrop.tune.ledger import Ledger
-    from afterdrop.tune.page import write_page
     from afterdrop.tune.rerun import rank
     from afterdrop.tune.result import table, write_result
     from afterdrop.tune.study import StudyResult
@@ -236,7 +249,7 @@ def tell(options: argparse.Namespace) -> None:
     print(table(result))
     print(*tuned_on(settings, rows), sep="\n")
     write_result(result, options.study)
-    print(f"\nwrote {write_page(result, options.study)}")
+    print(f"\nwrote {write_study(result, options.study)}")
 
 
 def tuned_on(settings: TuneSettings, rows: list) -> list[str]:

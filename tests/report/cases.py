@@ -1,9 +1,16 @@
 """What reports are made of in these tests: hostile names, and scores of a small classifier."""
 
+import dataclasses
+import math
+
 import torch
 from torch import nn
 
 import afterdrop as ad
+from afterdrop.tune.backend import Trial
+from afterdrop.tune.rerun import rank
+from afterdrop.tune.settings import plan_study
+from afterdrop.tune.study import StudyResult
 
 EVIL = (
     "<script>document.title='taken'</script>",
@@ -46,3 +53,23 @@ def own_scores(split="valid", seed=0, classes=5, grid=None, blocks=2):
     return ad.evaluate(
         net, [(inputs, targets)], grid=grid, num_samples=16, blocks=blocks, split=split
     )
+
+
+def evil_study(trials=24):
+    """A study that was never run: a valley along the learning rate, some stopped, some failed."""
+    settings = dataclasses.replace(plan_study("digits-mlp"), recipe=EVIL[0])
+    space, rows = settings.space, []
+    for n in range(trials):
+        point = space.point(torch.rand(4, generator=torch.Generator().manual_seed(n)).tolist())
+        value = 0.1 + (math.log10(point["optimiser.learning_rate"]) + 3) ** 2 * (1 if n else 900)
+        curve = {turn: value + 2.0**-turn for turn in range(9 if n % 5 else 4)}
+        rows.append(Trial(n, "complete" if n % 5 else "pruned", point, value, curve=curve))
+    for n, reason in enumerate(EVIL, trials):
+        rows.append(Trial(n, "failed", space.point([0.5] * 4), notes={"reason": reason}))
+    best = min((row for row in rows if row.state == "complete"), key=lambda row: row.value)
+    notes = [{"of": best.number, "seed": seed} for seed in (1001, 1002)]
+    again = [
+        Trial(n, "complete", best.point, best.value + 0.01 * (n + 1), note)
+        for n, note in enumerate(notes)
+    ]
+    return StudyResult(settings, rows, again, rank(rows, again, top=3))

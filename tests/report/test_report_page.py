@@ -1,5 +1,6 @@
 """The page says what there is and what is missing, whatever the folder holds."""
 
+import dataclasses
 import json
 import re
 import shlex
@@ -8,7 +9,7 @@ from html.parser import HTMLParser
 
 import pytest
 import torch
-from cases import EVIL, SMALL, own_scores
+from cases import EVIL, SMALL, evil_study, own_scores
 
 import afterdrop as ad
 from afterdrop import recipes
@@ -16,7 +17,9 @@ from afterdrop.cli import main
 from afterdrop.report.commands import repeat_commands
 from afterdrop.report.page import write_report
 from afterdrop.report.run import read_run
+from afterdrop.report.study import study_page
 from afterdrop.train.folder import RunFolder
+from afterdrop.tune.result import read_result, write_result
 
 
 class Reader(HTMLParser):
@@ -301,12 +304,41 @@ def test_a_part_of_a_split_is_said_and_repeated(trained_copy):
     assert "the first of the split" in report(trained_copy).words
 
 
-def test_a_study_and_its_trials_lead_to_the_study_page(trained, tmp_path, capsys):
-    run = shutil.copytree(trained, tmp_path / "study" / "trials" / "0000")
-    (tmp_path / "study" / "study.html").write_text("a page")
+def test_a_trial_leads_to_its_study_and_compare_says_what_a_study_is(trained, tmp_path, capsys):
+    folder = tmp_path / "study"
+    run = shutil.copytree(trained, folder / "trials" / "0000")
+    write_result(evil_study(), folder)
+    assert main(["report", str(folder), "--out", str(tmp_path / "page.html")]) == 0
+    assert not (folder / "study.html").exists()
+    assert main(["report", str(folder)]) == 0
+    assert (folder / "study.html").read_bytes() == (tmp_path / "page.html").read_bytes()
     assert "This run is a trial of a study" in report(run).words
-    assert main(["report", str(tmp_path / "study")]) == 2
-    assert str(tmp_path / "study" / "study.html") in capsys.readouterr().err
+    assert main(["compare", str(folder), str(run), "--out", str(tmp_path / "c.html")]) == 2
+    assert "is a study" in capsys.readouterr().err
+
+
+def test_a_study_that_is_damaged_or_not_over_is_refused(tmp_path, capsys):
+    (tmp_path / "journal.log").write_text("")
+    assert main(["report", str(tmp_path)]) == 2
+    assert "not over" in capsys.readouterr().err
+    (tmp_path / "study.json").write_text('{"kind": "afterdrop-study", "version": 1}')
+    assert main(["report", str(tmp_path)]) == 2
+    assert "damaged ('settings')" in capsys.readouterr().err
+
+
+def test_a_study_page_says_how_far_its_best_can_be_believed(tmp_path):
+    result = evil_study()
+    write_result(result, tmp_path)
+    assert read_result(tmp_path) == result
+    page = study_page(result, tmp_path)
+    best = result.ranking[0]
+    assert f"Trial {best.number} is the best of 29" in page.headline
+    assert "differs by +0.0150 nats" in page.lead[0]
+    assert [s.name for s in page.sections] == [
+        "ranking", "history", "axes", "failures", "search", "next"
+    ]  # fmt: skip
+    few = study_page(dataclasses.replace(result, trials=result.trials[:5]), tmp_path)
+    assert "needs 10 trials" in few.sections[2].missing[0]
 
 
 def test_runs_are_compared_on_one_page(trained, own_run, tmp_path, capsys):

@@ -10,13 +10,14 @@ import torch
 from afterdrop import recipes
 from afterdrop.cli import main
 from afterdrop.recipes.write import to_toml
+from afterdrop.report.page import render
+from afterdrop.report.study import study_page
+from afterdrop.report.study_figures import study_slices
 from afterdrop.train import load_model
 from afterdrop.tune import trial as trial_module
 from afterdrop.tune.backend import Trial
 from afterdrop.tune.checks import TuneError
-from afterdrop.tune.figures import study_figures
 from afterdrop.tune.ledger import ends
-from afterdrop.tune.page import study_page
 from afterdrop.tune.rerun import rank
 from afterdrop.tune.settings import TuneSettings, plan_study
 from afterdrop.tune.space import Axis, Space
@@ -43,7 +44,7 @@ def test_from_the_command_line_to_a_recipe_that_trains(recipe, tmp_path, capsys)
     tuned = recipes.load(study / "best.toml")
     assert tuned.config.schedule.steps_per_turn == 3 and tuned.config.schedule.turns == 2
     assert "± " in tuned.description and "tuned" in tuned.source["optimiser.learning_rate"]
-    first = json.loads((study / "ranking.json").read_text())["ranking"][0]
+    first = json.loads((study / "study.json").read_text())["ranking"][0]
     assert len(first["reruns"]) == 2
     assert tuned.config.to_dict()["model"]["input_dropout"] == first["point"]["model.input_dropout"]
     assert main(["train", str(study / "best.toml"), "--out", str(tmp_path / "r"), "--quiet"]) == 0
@@ -53,7 +54,7 @@ def test_from_the_command_line_to_a_recipe_that_trains(recipe, tmp_path, capsys)
     assert main([*arguments, "--trials", "9", "--top", "2", "--reruns", "0", "--quiet"]) == 0
     assert (study / "trials" / "0008").exists()
     page = (study / "study.html").read_text()
-    assert "Slices" in page and page.count("<svg") == 3
+    assert "Values along each setting" in page and page.count("<svg") == 3  # few for importance
 
 
 def test_a_trial_is_worth_what_its_folder_says(settings, tmp_path):
@@ -95,7 +96,7 @@ def test_divergence_is_recorded_and_the_study_goes_on(recipe, tmp_path):
     assert {row.state for row in result.trials} == {"complete", "failed"}
     failed = [row for row in result.trials if row.state == "failed"]
     assert all(row.notes["reason"].startswith("diverged: the training loss") for row in failed)
-    assert "diverged" in study_page(result)
+    assert "diverged" in render(study_page(result, tmp_path))
 
 
 def test_a_study_in_which_all_fails_ends_and_says_why(recipe, tmp_path):
@@ -182,19 +183,20 @@ def test_the_ranking_is_by_reruns_and_not_by_the_lucky_draw():
 
 def test_the_page_needs_nothing_else_and_escapes_what_it_shows(settings, tmp_path):
     named = TuneSettings.from_dict({**settings.to_dict(), "recipe": "<script>alert(1)</script>"})
-    page = study_page(run(named, tmp_path / "s"))
+    page = render(study_page(run(named, tmp_path / "s"), tmp_path))
     assert "<script>alert" not in page and "&lt;script&gt;alert" in page
     links = re.findall(r'(?:src|href)="([^"#][^"]*)"', page)
     assert [link for link in links if not link.startswith("data:")] == []
     assert "url(http" not in page and "@import" not in page
-    assert page == study_page(run(named, tmp_path / "s"))  # the same study, the same bytes
+    again = run(named, tmp_path / "s")
+    assert page == render(study_page(again, tmp_path))  # the same study, the same bytes
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_there_is_a_panel_for_each_axis_and_none_besides(count):
     space = Space(tuple(Axis(f"model.axis{i}", 0.1, 0.9) for i in range(count)))
-    slices = study_figures(space, [])["Slices"]
-    assert slices.count('id="matplotlib.axis_') == 2 * count
+    panels = study_slices(space, [], 0).get_figure().axes
+    assert sum(panel.axison for panel in panels) == count
 
 
 @pytest.mark.parametrize("name", recipes.names())

@@ -13,7 +13,7 @@ from afterdrop.tune.ledger import ends, origin
 from afterdrop.tune.settings import plan_study
 from afterdrop.tune.study import tune
 
-TURNS = 20  # enough that a trial can be killed in the middle
+TURNS = 60  # enough that a trial can be killed in the middle, also on a busy machine
 # One fresh process imports torch once and forks the workers, so that they cost no new import.
 CREW = """
 import os, sys
@@ -24,9 +24,9 @@ from afterdrop.tune.settings import plan_study
 from afterdrop.tune.study import join
 from afterdrop.tune.worker import Workplace, work
 
-mode, folder, storage, name, recipe = sys.argv[1:]
+mode, folder, storage, name, recipe, turns = sys.argv[1:]
 place = Workplace(folder, storage or None, name, trials=2, reruns=0, quiet=True)
-join(place.backend(), plan_study(recipe, turns=20, prune=False))
+join(place.backend(), plan_study(recipe, turns=int(turns), prune=False))
 
 def worker(parent=None):
     from dataclasses import replace
@@ -45,7 +45,8 @@ else:
 
 
 def start_crew(mode: str, folder: Path, storage: str | None, name: str, recipe: Path):
-    command = [sys.executable, "-c", CREW, mode, str(folder), storage or "", name, str(recipe)]
+    place = [str(folder), storage or "", name, str(recipe), str(TURNS)]
+    command = [sys.executable, "-c", CREW, mode, *place]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
@@ -89,7 +90,7 @@ def test_a_killed_workers_trial_is_given_out_again_and_resumed(tmp_path, storage
 
     victim = wait_for(lambda: trained_a_bit(folder, backend), crew)[0]
     os.kill(pid_of(victim), signal.SIGKILL)
-    before = turns_done(folder, victim.number)[:3]
+    before = turns_done(folder, victim.number)[:2]  # the third may be without its checkpoint
     out, _ = crew.communicate(timeout=120)
     assert out.strip() == "[0, 9]"
     rows = backend().trials()
@@ -99,7 +100,7 @@ def test_a_killed_workers_trial_is_given_out_again_and_resumed(tmp_path, storage
     assert retry.notes["worker"] != victim.notes["worker"]
     # Resumed and not begun again: the lines have their old times, and none is missing.
     lines = turns_done(folder, victim.number)
-    assert lines[:3] == before and len(lines) == TURNS + 1
+    assert lines[:2] == before and len(lines) == TURNS + 1
     assert retry.curve.keys() == set(range(TURNS + 1))
     assert [row.state for row in ends(rows)] == ["complete"] * 2
 

@@ -24,13 +24,15 @@ def report(
     the protocol and the commands that repeat it all. It needs no network, works on a phone, in
     dark mode and on paper, and says what is missing in the run and how to make it.
 
-    For example (open runs/ptb/report.html in a browser; the second is for your own model):
+    For example (open runs/ptb/report.html in a browser; the second is for your own model, the
+    third the page of a study):
       afterdrop report runs/ptb
       afterdrop report runs/mine --classes classes.json
+      afterdrop report studies/ptb
 
     Args:
-        run: A run folder: of afterdrop train, or one with scores of your own model.
-        out: Where the page goes; RUN/report.html by default.
+        run: The folder of a run, or of scores of your own model, or of a study of afterdrop tune.
+        out: Where the page goes; RUN/report.html or STUDY/study.html by default.
         split: The scores that members are chosen on.
         classes: JSON object from class name to training count, in the order of the classes, such
             as {"cat": 5000, "dog": 120}; a run of afterdrop train finds them in its data.
@@ -38,9 +40,15 @@ def report(
     """
     # Here, because these need matplotlib, which other verbs do without.
     from afterdrop.report.page import write_report
-    from afterdrop.report.run import read_run
+    from afterdrop.report.run import is_study, read_run
     from afterdrop.report.words import certainty, headline
 
+    if is_study(run):
+        from afterdrop.report.study import write_study
+        from afterdrop.tune.result import read_result
+
+        print(f"Wrote {write_study(read_result(run), run, out)}.")
+        return
     found = read_run(run, split, classes, data)
     path = run / "report.html" if out is None else out
     outcome = write_report(found, path)

@@ -44,7 +44,7 @@ def tune(
 
     The objective is the validation XE of the deterministic member at its optimal temperature, so
     that tuning sees what selection will do. The best few are run again under other seeds. Writes
-    STUDY/best.toml, which afterdrop train takes, ranking.json and the page study.html. Other
+    STUDY/best.toml, which afterdrop train takes, study.json and the page study.html. Other
     hosts join by the same command, with STUDY or the storage shared.
 
     For example:
@@ -79,7 +79,6 @@ def tune(
         quiet: Print the result only.
     """
     from afterdrop.tune.objective import Objective
-    from afterdrop.tune.page import write_page
     from afterdrop.tune.result import table, write_result
     from afterdrop.tune.settings import plan_study
     from afterdrop.tune.space import Axis
@@ -116,7 +115,9 @@ def tune(
     print(table(result))
     write_result(result, study)
     try:
-        print(f"\nWrote {write_page(result, study)}: history, importance and slices.")
+        from afterdrop.report.study import write_study  # needs matplotlib
+
+        print(f"\nWrote {write_study(result, study)}: ranking, history, importance and slices.")
     except ExtraError as error:
         print(f"\nNo study page: {error}")
     print(f"Wrote {study / 'best.toml'}. Next: afterdrop train {study / 'best.toml'} --out RUN")

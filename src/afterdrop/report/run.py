@@ -15,6 +15,7 @@ from afterdrop.report.weights import kept_fingerprints
 from afterdrop.select.folder import load_choice, load_scores, member_path, scores_path
 from afterdrop.train.config import TrainConfig
 from afterdrop.train.folder import RunFolder
+from afterdrop.tune.settings import STUDY_FILE
 
 _Read = TypeVar("_Read")
 
@@ -68,6 +69,11 @@ class Run:
         return str(self.facts.get("unit", "example"))
 
 
+def is_study(path: Path) -> bool:
+    """Whether a folder holds a study and what came of it."""
+    return (path / STUDY_FILE).exists()
+
+
 def read_run(
     path: Path, split: str = "valid", classes: Path | None = None, data: Path | None = None
 ) -> Run:
@@ -84,10 +90,14 @@ def read_run(
     """
     run, folder = Run(path, split), RunFolder(path)
     if not any(p.exists() for p in (folder.config, path / "scores", member_path(path))):
-        if (path / "study.html").exists():
+        if is_study(path):
             raise FileError(
-                f"{path} is a study, whose page is {path / 'study.html'}; its trials are runs, "
-                f"such as {path / 'trials' / '0000'}"
+                f"{path} is a study, whose page afterdrop report {path} writes; its trials are "
+                f"runs, such as {path / 'trials' / '0000'}"
+            )
+        if (path / "journal.log").exists():
+            raise FileError(
+                f"{path} is a study that is not over; the command that started it goes on"
             )
         raise FileError(
             f"{path} holds nothing to report: neither training nor scores; make them with "

@@ -183,10 +183,10 @@ def legend(ax: Axes, columns: int | None = None) -> None:
         figure.set_size_inches(WIDTH, figure.get_size_inches()[1] + _ROW * rows)
 
 
-def log_axis(axis: Any) -> None:
-    """Plain decimal numbers on a logarithmic axis, few enough to stay apart."""
+def log_axis(axis: Any, *, narrow: bool = False) -> None:
+    """Plain decimal numbers on a logarithmic axis, few enough to stay apart; fewer if narrow."""
     low, high = axis.get_view_interval()
-    decades = math.log10(high / low) if low > 0 else 1.0
+    decades = (math.log10(high / low) if low > 0 else 1.0) * (2 if narrow else 1)
     subs = (1.0, 2.0, 5.0) if decades < 2 else (1.0, 3.0) if decades < 4 else (1.0,)
     axis.set_major_locator(LogLocator(subs=subs))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

@@ -61,6 +61,17 @@ def propose(settings: TuneSettings, seen: Sequence[Seen]) -> Point:
     return gp_point(space, known, pending, _seed(settings.seed, number) % 2**32)
 
 
+def cut_of(values: Sequence[float]) -> float:
+    """The value above which a value only says that a point is bad.
+
+    Example:
+        >>> cut_of([1.0, 2.0, 3.0, 900.0])
+        7.0
+    """
+    middle = statistics.median(values)
+    return min(max(values), middle + _CUT * (middle - min(values)))
+
+
 def known_values(seen: Sequence[Seen]) -> list[tuple[Point, float]]:
     """Points with values fit for a Gaussian process: outliers cut, failures as the worst.
 
@@ -73,8 +84,7 @@ def known_values(seen: Sequence[Seen]) -> list[tuple[Point, float]]:
     values = [s.value for s in seen if s.value is not None]
     if not values:
         return []
-    middle = statistics.median(values)
-    cut = min(max(values), middle + _CUT * (middle - min(values)))
+    cut = cut_of(values)
     return [
         (s.point, cut if s.value is None else min(s.value, cut))
         for s in seen

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-from afterdrop.files import write_atomic, write_json
+from afterdrop.errors import FileError
+from afterdrop.files import read_json, write_atomic, write_json
 from afterdrop.recipes import Recipe
 from afterdrop.recipes.write import to_toml
+from afterdrop.tune.backend import Trial
 from afterdrop.tune.ledger import ends
 from afterdrop.tune.rerun import Ranked
+from afterdrop.tune.settings import STUDY_FILE, TuneSettings
 from afterdrop.tune.space import apply_point
 from afterdrop.tune.study import StudyResult
 
-_KIND, _VERSION = "afterdrop-ranking", 1
+_KIND, _VERSION = "afterdrop-study", 1
 
 
 def best_recipe(result: StudyResult) -> Recipe:
@@ -26,13 +31,41 @@ def best_recipe(result: StudyResult) -> Recipe:
 
 
 def write_result(result: StudyResult, folder: Path) -> None:
-    """Writes `best.toml` and `ranking.json` into the study's folder."""
+    """Writes `best.toml` and `study.json` into the study's folder."""
     write_atomic(folder / "best.toml", to_toml(best_recipe(result)).encode())
-    rows = [
-        {"trial": r.number, "point": r.point, "tuned": r.tuned, "reruns": list(r.reruns)}
-        for r in result.ranking
-    ]
-    write_json(folder / "ranking.json", _KIND, _VERSION, {"ranking": rows})
+    content = {
+        "settings": result.settings.to_dict(),
+        "ranking": [asdict(row) for row in result.ranking],
+        "trials": [asdict(row) for row in result.trials],
+        "reruns": [asdict(row) for row in result.reruns],
+    }
+    write_json(folder / STUDY_FILE, _KIND, _VERSION, content)
+
+
+def read_result(folder: Path) -> StudyResult:
+    """What `write_result` wrote: the study without its storage.
+
+    Raises:
+        FileError: If there is none, or it is damaged.
+    """
+    path = folder / STUDY_FILE
+    content = read_json(path, _KIND, _VERSION)
+    try:
+        return StudyResult(
+            TuneSettings.from_dict(content["settings"]),
+            [_trial(row) for row in content["trials"]],
+            [_trial(row) for row in content["reruns"]],
+            [Ranked(**{**row, "reruns": tuple(row["reruns"])}) for row in content["ranking"]],
+        )
+    except (KeyError, TypeError) as error:
+        raise FileError(
+            f"{path} is damaged ({error}); the command of the study writes it again"
+        ) from error
+
+
+def _trial(row: dict[str, Any]) -> Trial:
+    """A trial from JSON, in which turns are texts."""
+    return Trial(**{**row, "curve": {int(turn): xe for turn, xe in row["curve"].items()}})
 
 
 def shown(row: Ranked) -> str:

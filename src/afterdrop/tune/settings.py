@@ -14,6 +14,7 @@ from afterdrop.tune.space import Axis, Space, apply_point, published_space
 
 Sampler = Literal["gp", "random"]
 VERSION = 1
+STUDY_FILE = "study.json"  # what came of a study, in its folder
 
 
 @dataclass(frozen=True)

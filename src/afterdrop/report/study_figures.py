@@ -1,0 +1,206 @@
+"""Figures of a study: its history, curves of its trials, importance of each axis, slices along it.
+
+Values far above the others would flatten them: they are drawn as triangles at the upper edge.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from afterdrop.report.style import (
+    WIDTH,
+    Axes,
+    Figure,
+    axes,
+    colour,
+    legend,
+    log_axis,
+    plain,
+    styled,
+)
+from afterdrop.tune.backend import Trial
+from afterdrop.tune.ledger import origin
+from afterdrop.tune.propose import cut_of
+from afterdrop.tune.space import Axis, Space
+
+_COLUMNS = 2  # of slices: their text stays legible at the width of a phone
+_PANEL = 1.9  # inches of a slice
+_MARGIN = 0.04  # of a range, so that points on its edge are seen whole
+_KINDS = {  # colour, marker and word of a trial by how it ended
+    "complete": ("blue", "o", "complete"),
+    "pruned": ("ochre", "s", "stopped early"),
+}
+
+
+def study_history(rows: Sequence[Trial], *, ax: Axes | None = None) -> Axes:
+    """Values in the order of the trials, and the lowest so far.
+
+    Args:
+        rows: The trials, one a configuration.
+        ax: Where to draw; a new figure by default.
+
+    Returns:
+        The axes.
+
+    Example:
+        >>> rows = [Trial(0, "complete", {}, 2.0), Trial(1, "complete", {}, 1.5)]
+        >>> study_history(rows).get_xlabel()
+        'trial'
+    """
+    ax = axes(ax)
+    _scatter(ax, rows, origin)
+    done = [(origin(row), row.value) for row in rows if row.state == "complete" and row.value]
+    best = [(number, min(v for _, v in done[: i + 1])) for i, (number, _) in enumerate(done)]
+    if best:
+        best.append((max(origin(row) for row in rows), best[-1][1]))
+        ax.step(*zip(*best), where="post", color=colour("vermilion"), label="best so far")
+    failed = [origin(row) for row in rows if row.state == "failed"]
+    for place, number in enumerate(failed):
+        label = "failed" if place == 0 else "_"  # matplotlib leaves out "_"
+        ax.axvline(number, color=colour("muted"), linestyle=":", linewidth=1.0, label=label)
+    ax.set(xlabel="trial", ylabel="validation XE (nats)")
+    ax.locator_params(axis="x", integer=True)
+    legend(ax)
+    return ax
+
+
+def study_curves(rows: Sequence[Trial], best: int, *, ax: Axes | None = None) -> Axes:
+    """Validation cross entropy while training, a line a trial.
+
+    Args:
+        rows: The trials, one a configuration.
+        best: The number of the one that stands out.
+        ax: Where to draw; a new figure by default.
+
+    Returns:
+        The axes.
+
+    Example:
+        >>> row = Trial(0, "complete", {}, 2.0, curve={0: 3.0, 1: 2.0})
+        >>> len(study_curves([row], 0).lines)
+        1
+    """
+    ax = axes(ax)
+    looks: dict[str, dict[str, Any]] = {
+        "complete": {"color": colour("blue"), "alpha": 0.45},
+        "pruned": {"color": colour("ochre"), "alpha": 0.8, "linestyle": "--"},
+    }
+    drawn: set[str] = set()
+    for row in sorted(rows, key=lambda row: origin(row) == best):  # the best on top
+        if row.state in looks and row.curve:
+            look = {"linewidth": 1.0, **looks[row.state]}
+            word = _KINDS[row.state][2]
+            if origin(row) == best:
+                look, word = {"color": colour("vermilion"), "linewidth": 2.2}, f"trial {best}"
+            label = "_" if word in drawn else word
+            drawn.add(word)
+            turns = sorted(row.curve)
+            ax.plot(turns, [row.curve[turn] for turn in turns], label=label, **look)
+    _limit(ax, [value for row in rows for turn, value in row.curve.items() if turn > 0])
+    ax.set(xlabel="turn", ylabel="validation XE (nats)")
+    ax.locator_params(axis="x", integer=True)
+    legend(ax)
+    return ax
+
+
+def study_importance(shares: dict[str, float], *, ax: Axes | None = None) -> Axes:
+    """Share of each axis in what separates good trials from the others.
+
+    Args:
+        shares: From `tune.backend.importance`.
+        ax: Where to draw; a new figure by default.
+
+    Returns:
+        The axes.
+
+    Example:
+        >>> study_importance({"model.input_dropout": 0.7, "seed": 0.3}).get_xlabel()
+        'share'
+    """
+    ax = axes(ax, height=0.6 + 0.32 * len(shares))
+    names = list(shares)[::-1]
+    ax.barh([short(name) for name in names], [shares[n] for n in names], color=colour("blue"))
+    ax.grid(visible=False, axis="y")
+    ax.set_xlabel("share")
+    return ax
+
+
+def study_slices(space: Space, rows: Sequence[Trial], best: int) -> Axes:
+    """Values along each axis of the space.
+
+    Args:
+        space: What was searched.
+        rows: The trials, one a configuration.
+        best: The number of the one that stands out.
+
+    Returns:
+        The first axes of the figure, which has one for each axis of the space.
+
+    Example:
+        >>> space = Space((Axis("model.input_dropout", 0, 0.9),))
+        >>> study_slices(space, [], 0).get_xlabel()
+        'input dropout'
+    """
+    lines = -(-len(space) // _COLUMNS)
+    with styled():
+        figure = Figure((WIDTH, _PANEL * lines), layout="constrained")
+        panels = figure.subplots(lines, _COLUMNS, squeeze=False, sharey=True)
+    for axis, panel in zip(space, panels.flat):
+        _slice(panel, axis, rows, best)
+    for panel in list(panels.flat)[len(space) :]:
+        panel.set_axis_off()
+    for panel in panels[:, 0]:
+        panel.set_ylabel("XE (nats)")
+    first: Axes = panels[0, 0]
+    return first
+
+
+def _slice(ax: Axes, axis: Axis, rows: Sequence[Trial], best: int) -> None:
+    _scatter(ax, rows, lambda row: row.point[axis.name])
+    chosen = [row for row in rows if origin(row) == best and row.value is not None]
+    for row in chosen:
+        place = row.point[axis.name], row.value or 0.0
+        ax.scatter(*place, s=90, marker="*", color=colour("vermilion"), zorder=3)
+    ax.set_xscale("log" if axis.log else "linear")
+    ax.set_xlim(axis.place(-_MARGIN), axis.place(1 + _MARGIN))
+    if axis.log:
+        log_axis(ax.xaxis, narrow=True)
+    else:
+        ax.locator_params(axis="x", nbins=5)
+    ax.set_xlabel(short(axis.name))
+
+
+def _scatter(ax: Axes, rows: Sequence[Trial], place: Callable[[Trial], float]) -> None:
+    """Trials by how they ended; what lies too high is a triangle at the upper edge."""
+    values = [row.value for row in rows if row.value is not None]
+    cut = cut_of(values) if values else 0.0
+    beyond = "beyond the edge"
+    for state, (name, marker, word) in _KINDS.items():
+        ended = [row for row in rows if row.state == state and row.value is not None]
+        low = [row for row in ended if row.value is not None and row.value <= cut]
+        high = [row for row in ended if row not in low]
+        if ended:
+            x, y = [place(row) for row in low], [row.value or 0.0 for row in low]
+            ax.scatter(x, y, s=18, marker=marker, color=colour(name), label=word)
+        if high:
+            x, y = [place(row) for row in high], [cut] * len(high)
+            ax.scatter(x, y, s=24, marker="^", color=colour(name), label=beyond)
+            beyond = "_"
+    _limit(ax, values)
+
+
+def _limit(ax: Axes, values: Sequence[float]) -> None:
+    """Shows the values up to their cut, also where all are the same."""
+    if values:
+        low, high = min(values), cut_of(values)
+        margin = max(0.07 * (high - low), 1e-3 * abs(high), 1e-6)
+        ax.set_ylim(low - margin, high + margin)
+
+
+def short(name: str) -> str:
+    """The last part of a setting's name, in words.
+
+    Example:
+        >>> short("model.input_dropout")
+        'input dropout'
+    """
+    return plain(name.rpartition(".")[2].replace("_", " "), most=24)
