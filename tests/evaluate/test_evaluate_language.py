@@ -1,4 +1,5 @@
 import dataclasses
+import sys
 
 import pytest
 import torch
@@ -156,6 +157,17 @@ def test_integrated_output_dropout_estimates_the_same_member_with_less_variance(
     assert torch.stack(integrated).square().mean() < torch.stack(plain).square().mean()
     with pytest.raises(ad.AfterdropError, match="alpha 0"):
         exact.integrated(ad.AMC)
+
+
+def test_integrated_means_do_not_depend_on_how_many_targets_are_held(model, text, monkeypatch):
+    def scores():
+        return evaluate_text(model, text, EOS, settings(), StreamSettings(10), lines=False)
+
+    whole = scores()
+    module = sys.modules["afterdrop.evaluate.integrated"]
+    monkeypatch.setattr(module, "_ELEMENTS", 7 * 11)  # three targets of two multipliers
+    for name, tensor in scores().tensors.items():
+        assert torch.equal(tensor, whole.tensors[name]), name
 
 
 def test_an_interrupted_sampled_carry_goes_on_with_its_states(model, text, tmp_path, monkeypatch):

@@ -19,6 +19,8 @@ from afterdrop.evaluate.accumulate import Results, coarse_xe, cross_entropies, d
 from afterdrop.family.temperature import COARSE, Nodes
 from afterdrop.models import LanguageModel
 
+_ELEMENTS = 2**26  # log-probabilities at a time
+
 if TYPE_CHECKING:
     from afterdrop.evaluate.language import LanguageWorker
 
@@ -67,17 +69,25 @@ class Integrated:
 
     def results(self) -> Results:
         """Per-target results [L, ...] under the name `integrated`."""
+        groups, targets = self._halves[0][0].shape[:2]
+        step = max(1, _ELEMENTS // (groups * self.worker.protocol.num_classes))
+        parts = [self._part(slice(at, at + step)) for at in range(0, max(targets, 1), step)]
+        return {
+            f"integrated_{name}": torch.cat([part[name] for part in parts], -1) for name in parts[0]
+        }
+
+    def _part(self, some: slice) -> Results:
+        """Results of some targets, whose log-probabilities fit the memory."""
         nodes: Nodes = self.worker.protocol.nodes
-        whole = sum(total for total, _ in self._halves), sum(n for _, n in self._halves)
+        targets = self.targets[some]
+        halves = [(total[:, some], count) for total, count in self._halves]
+        whole = sum(total for total, _ in halves), sum(n for _, n in halves)
         lp = self._log_probs(*whole)  # type: ignore[arg-type]
-        out = distribution(lp, self.targets, nodes)
-        if len(self._halves) == 2:
+        out = distribution(lp, targets, nodes)
+        if len(halves) == 2:
             coarse = torch.cat([nodes.inverse(COARSE), torch.ones(1, dtype=torch.float64)])
             one = (out["one"] - out["target"]).unsqueeze(-2)
             xe = torch.cat([coarse_xe(out, nodes), one], -2)
-            parts = [
-                cross_entropies(self._log_probs(*h), self.targets, coarse) - xe
-                for h in self._halves
-            ]
+            parts = [cross_entropies(self._log_probs(*h), targets, coarse) - xe for h in halves]
             out["half"] = torch.stack(parts, 1).float()
-        return {f"integrated_{name}": tensor for name, tensor in out.items()}
+        return out

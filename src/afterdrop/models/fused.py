@@ -120,7 +120,7 @@ class DeterministicPass:
         self.stack = Stack(copies.shape(rows, time), copies.stack, training=False)
         device = copies.embedding.device
         self.tokens = torch.zeros(time, rows, dtype=torch.int64, device=device)
-        self._replay = Replay(self._run, device)
+        self._replay = Replay(device)
 
     def reset(self) -> None:
         """Forgets the state."""
@@ -146,7 +146,7 @@ class DeterministicPass:
     def run(self, tokens_Bt: Tensor) -> Tensor:
         """Output [time, B, H₊] of a window of tokens, float32; the next run overwrites it."""
         self.tokens.copy_(tokens_Bt.t())
-        self._replay()
+        self._replay(self._run)
         return self.stack.out
 
     def _run(self) -> None:

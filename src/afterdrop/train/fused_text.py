@@ -122,7 +122,7 @@ class FusedText:
         self._first, self._rate = step, -1.0
         self.adam.steps.fill_(optimiser.param_groups[0]["step"])
         self._take_state()
-        self._replay = Replay(self._step, self.device)
+        self._replay = Replay(self.device)
         self._evaluation: tuple[Copies, DeterministicPass] | None = None
 
     def step(self, number: int) -> Tensor:
@@ -137,7 +137,7 @@ class FusedText:
         if group["lr"] != self._rate:
             self._rate = group["lr"]
             self.adam.learning_rate.fill_(self._rate)
-        self._replay()
+        self._replay(self._step)
         group["step"] += 1
         return self.loss
 
