@@ -17,8 +17,9 @@ from afterdrop.data.stream import EvalStripes
 from afterdrop.errors import DataError
 from afterdrop.evaluate.evaluate import Settings, run_evaluation
 from afterdrop.evaluate.fused_language import FusedLanguageWorker
-from afterdrop.evaluate.language import LanguageWorker, StreamSettings, Windows
+from afterdrop.evaluate.language import LanguageWorker, StreamSettings
 from afterdrop.evaluate.passes import Reader
+from afterdrop.evaluate.windows import Windows
 from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel, LanguageModelConfig
 from afterdrop.models.fused import Copies, DeterministicPass

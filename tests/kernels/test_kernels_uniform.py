@@ -4,7 +4,7 @@ import kernel_device
 import pytest
 import torch
 
-from afterdrop.kernels.family_cell import drop, mask_levels
+from afterdrop.kernels.family_masks import drop, mask_levels
 from afterdrop.kernels.uniform import draws, why_not_drawn, words
 from afterdrop.masks.uniforms import Plan, site_key, uniforms
 

@@ -22,7 +22,8 @@ from afterdrop.evaluate.integrated import Integrated
 from afterdrop.evaluate.language import LanguageWorker, StreamSettings
 from afterdrop.evaluate.passes import Batch
 from afterdrop.family.member import Grid
-from afterdrop.kernels.family_cell import Mask, Site, cell, drop, mask_levels
+from afterdrop.kernels.family_cell import Mask, cell
+from afterdrop.kernels.family_masks import Site, drop, mask_levels
 from afterdrop.kernels.family_sums import ALPHAS
 from afterdrop.kernels.uniform import draws, why_not_drawn, words
 from afterdrop.masks.rows import split_evenly

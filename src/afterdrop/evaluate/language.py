@@ -14,11 +14,9 @@ Legend: B stripes, L multipliers, S samples, N targets, V token types.
 """
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
@@ -32,9 +30,9 @@ from afterdrop.evaluate.passes import Batch, Reader, memory_budget
 from afterdrop.evaluate.protocol import Protocol, fingerprint
 from afterdrop.evaluate.ranks import split_multipliers
 from afterdrop.evaluate.scores import Scores
+from afterdrop.evaluate.windows import Windows
 from afterdrop.evaluate.worker import Worker
 from afterdrop.family.member import Grid
-from afterdrop.masks.mode import eval_mode
 from afterdrop.masks.rows import Rows, take_rows
 from afterdrop.masks.sites import Sites
 from afterdrop.models import LanguageModel
@@ -163,86 +161,6 @@ def _fused(
     if device.type == "cuda" and settings.progress and settings.ranks.first:
         tqdm.write(f"Evaluating without kernels, which is slower: {reason}.")
     return LanguageWorker, None
-
-
-class Windows:
-    """Windows of a text as batches ((tokens, state), targets), states without dropout.
-
-    Args:
-        model: The model.
-        stripes: The text.
-        together: Windows of each stripe a batch.
-        passes: The kernels' pass, or None to run the model.
-    """
-
-    def __init__(
-        self,
-        model: LanguageModel,
-        stripes: EvalStripes,
-        together: int,
-        passes: "DeterministicPass | None" = None,
-    ) -> None:
-        self.model, self.stripes, self.together = model, stripes, together
-        self.passes = passes
-
-    def __len__(self) -> int:
-        return -(-len(self.stripes) // self.together)
-
-    def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
-        batches = self._batches()
-        return batches if self.passes is None else ahead(batches, self.model.softmax_bias.device)
-
-    def _batches(self) -> Iterator[tuple[Any, Tensor]]:
-        state: Any = self.model.initial_state(self.stripes.stripes)
-        if self.passes is not None:
-            self.passes.reset()
-        held: list[tuple[Tensor, Any, Tensor]] = []
-        for number, (tokens, targets) in enumerate(self.stripes):
-            held.append((tokens, state, targets))
-            state = self._after(tokens, state)
-            if len(held) == self.together or number + 1 == len(self.stripes):
-                joined = tuple(
-                    tuple(torch.cat(parts) for parts in zip(*layer))
-                    for layer in zip(*(before for _, before, _ in held))
-                )
-                inputs = torch.cat([tokens for tokens, _, _ in held])
-                yield (inputs, joined), torch.cat([targets for _, _, targets in held])
-                held = []
-
-    def _after(self, tokens: Tensor, state: Any) -> Any:
-        if self.passes is not None:
-            try:
-                self.passes.run(tokens)
-                return self.passes.state
-            except Exception as error:
-                kernels.reason_to_fall_back(error, "the deterministic pass")
-                self.passes = None
-        device = self.model.softmax_bias.device
-        with torch.no_grad(), eval_mode(self.model):
-            return self.model.features(tokens.to(device), state)[1]
-
-
-def ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
-    """Makes each batch on a stream of its own while the one before is evaluated.
-
-    Whoever takes a batch must have waited for its results before it takes the next one.
-    """
-    if device.type != "cuda":
-        yield from batches
-        return
-    stream = torch.cuda.Stream(device)
-    stream.wait_stream(torch.cuda.current_stream(device))
-
-    def start() -> tuple[Any, torch.cuda.Event]:
-        with torch.cuda.stream(stream):
-            return next(batches, None), stream.record_event()
-
-    batch, made = start()
-    while batch is not None:
-        following = start()
-        torch.cuda.current_stream(device).wait_event(made)
-        yield batch
-        batch, made = following
 
 
 class LanguageWorker(Worker):
