@@ -46,6 +46,7 @@ class Worker:
         self.budget, self.cache = budget
         self.control = sites.control(model) if sites else None
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self.on_cpu = device.type == "cpu"
         self.fused = _suits_kernels(protocol, device)
         if self.control is not None and kernels.ready(device):
             from afterdrop.kernels.keep import keep_mask
@@ -102,6 +103,7 @@ class Worker:
                 each * self._target_bytes(),
                 self.budget,
                 self.cache,
+                4 * each * self.protocol.num_classes if self.on_cpu else 0,
             )
             try:
                 ranges = split_evenly(batch.size, chunks.examples)
@@ -132,15 +134,17 @@ class Worker:
         counts = self.reader.counts(part)
         sums = self.accumulators(part.flatten()[counts], counts, len(multipliers))
         scale = multipliers[0] if len(multipliers) == 1 else 1.0
+        kept: Tensor | None = None  # room for log-probabilities
         with self.control.prepared(scale):
             for block in sample_ranges(plan, step):
                 for samples in block:
                     rows = self.rows(multipliers, samples, batch, examples)
                     found = self.logits(batch, rows, examples)
                     if not self.fused:
-                        found = log_softmax(found, f"batch {number}")
+                        found = kept = log_softmax(found, f"batch {number}", kept)
                     for accumulator in sums:
                         accumulator.add(found)
+                    del found  # the next pass then writes where this one did, in the cache
                 for accumulator in sums:
                     accumulator.end_block()
         out: Results = {}
