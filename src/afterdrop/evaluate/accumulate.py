@@ -43,18 +43,19 @@ class Accumulator(Protocol):
         """Per-target results, once every block is closed."""
 
 
-def log_softmax(logits: Tensor, where: str, out: Tensor | None = None) -> Tensor:
+def log_softmax(logits: Tensor, where: str, room: Tensor | None = None) -> Tensor:
     """Log-probabilities in float32 or better; NaN and +inf logits are refused.
 
     Args:
         logits: [..., V].
         where: What they belong to, for the message.
-        out: A result of the past that may be written over, whatever its shape: fresh memory costs
-            as much as the logarithms.
+        room: A result of the past that may be written over where it is large enough: fresh memory
+            costs as much as the logarithms.
     """
     lp = logits.double() if logits.dtype == torch.float64 else logits.float()
-    if out is None or out.shape != lp.shape or out.dtype != lp.dtype:
-        out = torch.empty_like(lp)
+    out = None
+    if room is not None and room.numel() >= lp.numel() and room.dtype == lp.dtype:
+        out = room.view(-1)[: lp.numel()].view(lp.shape)
     lp = torch.log_softmax(lp, -1, out=out)
     if lp[..., 0].isnan().any():  # one NaN or +inf in a row makes the whole row NaN
         raise DataError(

@@ -45,6 +45,7 @@ class Worker:
         self.model, self.reader, self.protocol, self.sites = model, reader, protocol, sites
         self.budget, self.cache = budget
         self.control = sites.control(model) if sites else None
+        self._room: Tensor | None = None  # for log-probabilities
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.on_cpu = device.type == "cpu"
         self.fused = _suits_kernels(protocol, device)
@@ -114,6 +115,7 @@ class Worker:
                 if not _out_of_memory(error) or smallest or self.budget < 2**20:
                     raise
             self.budget //= 2
+            self._room = None
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
 
@@ -134,14 +136,13 @@ class Worker:
         counts = self.reader.counts(part)
         sums = self.accumulators(part.flatten()[counts], counts, len(multipliers))
         scale = multipliers[0] if len(multipliers) == 1 else 1.0
-        kept: Tensor | None = None  # room for log-probabilities
         with self.control.prepared(scale):
             for block in sample_ranges(plan, step):
                 for samples in block:
                     rows = self.rows(multipliers, samples, batch, examples)
                     found = self.logits(batch, rows, examples)
                     if not self.fused:
-                        found = kept = log_softmax(found, f"batch {number}", kept)
+                        found = self._log_probs(found, number)
                     for accumulator in sums:
                         accumulator.add(found)
                     del found  # the next pass then writes where this one did, in the cache
@@ -151,6 +152,14 @@ class Worker:
         for accumulator in sums:
             out.update({f"mc_{n}": tensor.cpu() for n, tensor in accumulator.results().items()})
         return out
+
+    def _log_probs(self, logits: Tensor, number: int) -> Tensor:
+        """Log-probabilities [S, L, N, V], to be read before the next ones are made."""
+        # A pass has the multipliers first: as they lie, the logits need no copy.
+        lp = log_softmax(logits.transpose(0, 1), f"batch {number}", self._room)
+        if self._room is None or self._room.numel() < lp.numel():
+            self._room = lp
+        return lp.transpose(0, 1)
 
     def accumulators(self, targets: Tensor, counts: Tensor, groups: int) -> list[Accumulator]:
         """Where a chunk's predictions go: logits if `fused`, else log-probabilities."""

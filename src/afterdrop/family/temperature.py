@@ -13,6 +13,7 @@ halves of the samples and the whole, which are small and smooth.
 """
 
 import dataclasses
+import functools
 import math
 
 import torch
@@ -105,7 +106,8 @@ def partitions(log_means: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
     exact = torch.ones(len(inverse), dtype=torch.bool)
     if rows.shape[-1] >= BINS_FROM:
         exact = (inverse == 1) | (inverse == 2)
-    bins = None if bool(exact.all()) else Bins(inverse[~exact], rows)
+    rest = tuple(inverse[~exact].tolist())
+    bins = _bins(rest, rows.dtype, rows.device) if rest else None
     G = torch.empty(len(inverse), len(rows), dtype=rows.dtype, device=rows.device)
     step = max(1, _SLICE // rows.shape[-1])  # slices stay in the cache, and temporaries small
     for start in range(0, len(rows), step):
@@ -119,6 +121,11 @@ def partitions(log_means: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
 
 _SLICE = 2**18
 BINS_FROM = 1024  # classes from which bins are cheaper than a pass per node
+
+
+@functools.lru_cache(maxsize=8)  # an evaluation has two or three sets of nodes, used many times
+def _bins(inverse: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Bins:
+    return Bins(torch.tensor(inverse, dtype=torch.float64), torch.empty(0, dtype=dtype).to(device))
 
 
 def _exact_sums(below: Tensor, inverse: list[float]) -> Tensor:
