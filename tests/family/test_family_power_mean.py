@@ -151,6 +151,31 @@ def test_any_chunking_and_merging_gives_the_same(sizes, seed, scale, drop):
             torch.testing.assert_close(sums.log_mean(alpha), whole, rtol=2e-5, atol=2e-5)
 
 
+@pytest.mark.parametrize("lowest", [-30.0, -60.0, -200.0, -torch.inf])
+@pytest.mark.parametrize("at", [0, 7, 19])
+def test_plain_sums_give_way_to_sums_relative_to_a_peak(lowest, at):
+    lp = samples(shape=(3, 40, 500)).astype(np.float32)
+    lp[at, 1, 33, 7:9] = lowest
+    lp[:, 2, 5, 3] = lowest
+    alphas = (0.25, 0.5, 1.0, 2.0)
+    streamed, merged = PowerSums(alphas, entropy=True), PowerSums(alphas, entropy=True)
+    for part in torch.from_numpy(lp).split(4):
+        assert streamed.peak is None or lowest < -40
+        streamed.add(part)
+        fresh = PowerSums(alphas, entropy=True)
+        fresh.add(part)
+        merged.merge(fresh)
+    assert (streamed.peak is None) == (merged.peak is None) == (lowest > -40)
+    with np.errstate(invalid="ignore"):
+        p = np.exp(lp.astype(np.float64))
+        entropy = -np.where(p > 0, p * lp, 0.0).sum((0, -1))
+    for sums in (streamed, merged):
+        for alpha in alphas:
+            found = sums.log_mean(alpha).numpy()
+            np.testing.assert_allclose(found, oracle(lp, alpha), rtol=3e-6, atol=3e-6)
+        np.testing.assert_allclose(sums.entropy.numpy(), entropy, rtol=1e-5)
+
+
 def test_reading_does_not_change_the_state():
     sums = PowerSums((0.0, 0.05, 0.5))
     sums.add(torch.from_numpy(samples()).float())

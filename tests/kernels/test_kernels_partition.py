@@ -23,9 +23,7 @@ def test_partitions_are_those_of_the_family(shape, device):
     G, peak = partitions(log_means.to(device), INVERSE)
     exact, top = temperature.partitions(log_means.double(), INVERSE)
     assert G.shape == exact.shape and torch.equal(peak.cpu(), top.float())
-    # From 1,024 classes on, the plain form puts classes into bins, which is good to 1e-4.
-    nearly = 1e-5 if shape[-1] < temperature.COMPRESS_FROM else 1e-4
-    torch.testing.assert_close(G.double().cpu(), exact, rtol=1e-5, atol=nearly)
+    torch.testing.assert_close(G.double().cpu(), exact, rtol=1e-5, atol=1e-5)
 
 
 def test_classes_of_probability_zero_do_not_count(device):

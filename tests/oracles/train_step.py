@@ -3,10 +3,9 @@
 The masks are those that a `FusedText` has just drawn, so that both make the same step.
 """
 
-from unittest import mock
-
 import torch
 import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 
 from afterdrop.train.objective import add_prior_gradient, data_loss
 from afterdrop.train.optimiser import build_optimiser
@@ -29,6 +28,19 @@ def drawn_masks(fused):
     return masks
 
 
+class Given(TorchFunctionMode):
+    """Answers F.dropout with masks that are given, in their order."""
+
+    def __init__(self, masks):
+        super().__init__()
+        self.queue = masks
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is F.dropout:
+            return args[0] * self.queue.pop(0)
+        return func(*args, **(kwargs or {}))
+
+
 class PlainSteps:
     """Steps of a model as `Trainer` makes them; `model` is trained in its own type."""
 
@@ -40,17 +52,13 @@ class PlainSteps:
     def step(self, number, masks, kept_B):
         """The loss of a step; `kept_B` says which rows keep their state."""
         queue = [mask.to(self.parameters[0]) for mask in masks]
-
-        def given(x, rate, training=True, inplace=False):
-            return x * queue.pop(0)
-
         before = self.state
         if before is not None:
             kept_B1 = kept_B.to(self.parameters[0]).unsqueeze(1)
             before = tuple((h * kept_B1, c * kept_B1) for h, c in before)
         inputs, targets = self.task.stripes.window(number)
         self.model.train()
-        with mock.patch.object(F, "dropout", given):
+        with Given(queue):
             logits, state = self.model(inputs, before)
         assert not queue
         self.state = tuple((h.detach(), c.detach()) for h, c in state)

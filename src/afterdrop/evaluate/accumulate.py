@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from afterdrop.errors import DataError
+from afterdrop.family.exponential import exp_times
 from afterdrop.family.power_mean import LOWEST, PowerSums, log_power_mean
 from afterdrop.family.temperature import COARSE, Nodes
 from afterdrop.kernels import partitions
@@ -42,10 +43,20 @@ class Accumulator(Protocol):
         """Per-target results, once every block is closed."""
 
 
-def log_softmax(logits: Tensor, where: str) -> Tensor:
-    """Log-probabilities in float32 or better; NaN and +inf logits are refused."""
+def log_softmax(logits: Tensor, where: str, room: Tensor | None = None) -> Tensor:
+    """Log-probabilities in float32 or better; NaN and +inf logits are refused.
+
+    Args:
+        logits: [..., V].
+        where: What they belong to, for the message.
+        room: A result of the past that may be written over where it is large enough: fresh memory
+            costs as much as the logarithms.
+    """
     lp = logits.double() if logits.dtype == torch.float64 else logits.float()
-    lp = lp.log_softmax(-1)
+    out = None
+    if room is not None and room.numel() >= lp.numel() and room.dtype == lp.dtype:
+        out = room.view(-1)[: lp.numel()].view(lp.shape)
+    lp = torch.log_softmax(lp, -1, out=out)
     if lp[..., 0].isnan().any():  # one NaN or +inf in a row makes the whole row NaN
         raise DataError(
             f"the model gave NaN or infinite logits for {where}; look for overflow, inputs "
@@ -83,7 +94,7 @@ def distribution(log_means: Tensor, targets: Tensor, nodes: Nodes) -> Results:
 
 def _entropy(log_means: Tensor, log_z: Tensor) -> Tensor:
     log_p = (log_means - log_z).clamp_min_(LOWEST)
-    return -(log_p.exp() * log_p).sum(-1).double()
+    return -torch.linalg.vecdot(exp_times(log_p, 1.0), log_p).double()
 
 
 def coarse_xe(part: Results, nodes: Nodes) -> Tensor:
@@ -192,7 +203,7 @@ class MeanTemper:
         ratio = (2 * second - first).masked_fill(first.isneginf(), float("-inf"))
         assert sums.entropy is not None
         return target_moments(lp_K, self.alphas) | {
-            "spread": (ratio.exp().sum(-1) - 1).clamp_min_(0.0).double(),
+            "spread": (exp_times(ratio, 1.0).sum(-1) - 1).clamp_min_(0.0).double(),
             "mean_entropy": sums.entropy.double() / len(lp_K),
         }
 

@@ -20,6 +20,9 @@ from afterdrop.masks.uniforms import Plan
 _SAMPLES_AT_ONCE = 5
 CPU_MEMORY = 256 * 2**20
 CPU_CACHE = 96 * 2**20  # rows of a pass on a CPU: beyond this, activations leave the caches
+# From 32 MiB on, glibc returns a tensor's memory to the system at once, and fetching it anew page
+# by page takes as long as a product with a vocabulary of 10,000 writes to it: stay below.
+CPU_LOGITS = 24 * 2**20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,6 +152,7 @@ def plan_chunks(
     target_bytes: int,
     budget: int,
     cache: int,
+    logits_bytes: int = 0,
 ) -> Chunks:
     """Chunks whose accumulators and rows fit a memory budget.
 
@@ -160,6 +164,7 @@ def plan_chunks(
         target_bytes: Bytes of accumulators per example and multiplier.
         budget: Bytes for accumulators and rows together.
         cache: Bytes of rows beyond which a pass gets slower; the smaller of both counts.
+        logits_bytes: Of a row's logits on a CPU, where they should stay below `CPU_LOGITS`.
     """
     block = len(plan.spans[0])
     together = multipliers if sites.batched and not sites.rates else 1
@@ -168,6 +173,8 @@ def plan_chunks(
     examples = min(size, max(1, budget // 2 // max(1, target_bytes * together)))
     # Besides what the model holds, a row has its mask words and the log-probabilities' copies.
     rows = max(1, min(budget // 2, cache) // max(1, 2 * sites.row_bytes))
+    if logits_bytes:
+        rows = min(rows, max(1, CPU_LOGITS // logits_bytes))
     if not sites.batched:
         return Chunks(size, 1, 1)
     # Sums over few samples at a time mostly move their peaks: rather fewer examples at once.

@@ -45,7 +45,9 @@ class Worker:
         self.model, self.reader, self.protocol, self.sites = model, reader, protocol, sites
         self.budget, self.cache = budget
         self.control = sites.control(model) if sites else None
+        self._room: Tensor | None = None  # for log-probabilities
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self.on_cpu = device.type == "cpu"
         self.fused = _suits_kernels(protocol, device)
         self._uses_kernels = kernels.ready(device)
         if self.control is not None and self._uses_kernels:
@@ -118,6 +120,7 @@ class Worker:
                 each * self._target_bytes(),
                 self.budget,
                 self.cache,
+                4 * each * self.protocol.num_classes if self.on_cpu else 0,
             )
             try:
                 ranges = split_evenly(batch.size, chunks.examples)
@@ -128,6 +131,7 @@ class Worker:
                 if not _out_of_memory(error) or smallest or self.budget < 2**20:
                     raise
             self.budget //= 2
+            self._room = None
             if torch.cuda.is_available():
                 torch.cuda.empty_cache()
 
@@ -154,15 +158,24 @@ class Worker:
                     rows = self.rows(multipliers, samples, batch, examples)
                     found = self.logits(batch, rows, examples)
                     if not self.fused:
-                        found = log_softmax(found, f"batch {number}")
+                        found = self._log_probs(found, number)
                     for accumulator in sums:
                         accumulator.add(found)
+                    del found  # the next pass then writes where this one did, in the cache
                 for accumulator in sums:
                     accumulator.end_block()
         out: Results = {}
         for accumulator in sums:
             out.update({f"mc_{n}": tensor.cpu() for n, tensor in accumulator.results().items()})
         return out
+
+    def _log_probs(self, logits: Tensor, number: int) -> Tensor:
+        """Log-probabilities [S, L, N, V], to be read before the next ones are made."""
+        # A pass has the multipliers first: as they lie, the logits need no copy.
+        lp = log_softmax(logits.transpose(0, 1), f"batch {number}", self._room)
+        if self._room is None or self._room.numel() < lp.numel():
+            self._room = lp
+        return lp.transpose(0, 1)
 
     def accumulators(self, targets: Tensor, counts: Tensor, groups: int) -> list[Accumulator]:
         """Where a chunk's predictions go: logits if `fused`, else log-probabilities."""

@@ -20,10 +20,12 @@ import torch
 from torch import Tensor
 
 from afterdrop.errors import DataError
+from afterdrop.family.exponential import exp_times
 from afterdrop.family.member import GEOMETRIC, check_alpha
 
 SMALL_ALPHA = 0.125
 _SLICE = 2**19  # elements that are added at a time
+PLAIN_FROM = -80.0  # smallest α · lp that plain sums hold: float32 ends at exp(−87)
 LOWEST = -1e30  # stands for a peak of −inf: −inf − LOWEST is −inf, where −inf − (−inf) were NaN
 
 
@@ -77,10 +79,12 @@ def log_power_mean(
 class PowerSums:
     """Streaming log power means over samples, for several alphas at once.
 
-    All alphas share the running maximum over samples; each holds the sum of exp(α (lp − max)), of
-    expm1 below `SMALL_ALPHA`, of lp itself at 0. `add` takes chunks of samples, `merge` another
-    state: any split gives the value of `log_power_mean` over all samples at once. Alphas that are
-    multiples of the smallest one cost a multiplication instead of an exponential.
+    Each alpha holds the sum of exp(α (lp − peak)), of expm1 below `SMALL_ALPHA`, of lp itself at 0.
+    On a CPU the peak is 0 as long as no α · lp is below `PLAIN_FROM`; from then on, and elsewhere,
+    it is the running maximum over samples, which takes twice as long. `add` takes chunks of
+    samples, `merge` another state: any split gives the value of `log_power_mean` over all samples
+    at once. Alphas that are multiples of the smallest one cost a multiplication instead of an
+    exponential.
 
     Args:
         alphas: Powers of the mean, at least 0. (Second moments are the power 2 α of the mean.)
@@ -98,18 +102,20 @@ class PowerSums:
     def __init__(self, alphas: tuple[float, ...], *, entropy: bool = False) -> None:
         self.alphas = tuple(sorted(alphas))
         self.count = 0
-        self.peak: Tensor | None = None
+        self.peak: Tensor | None = None  # None stands for 0
         self.totals: dict[float, Tensor] = {}
         self.entropy: Tensor | None = None
         self._wants_entropy = entropy
 
     def add(self, lp_K: Tensor) -> None:
         """Adds samples along dimension 0."""
-        if self.peak is None:
+        if not self.totals:
             shape = lp_K.shape[1:]
-            self.peak = lp_K.new_full(shape, LOWEST)
             self.totals = {alpha: lp_K.new_zeros(shape) for alpha in self.alphas}
             self.entropy = lp_K.new_zeros(shape[:-1]) if self._wants_entropy else None
+            # expm1 needs a peak near its argument; asking a GPU for the lowest would wait for it.
+            if lp_K.device.type != "cpu" or any(GEOMETRIC <= a < SMALL_ALPHA for a in self.alphas):
+                self._start_peaks()
         if lp_K.numel() <= _SLICE or lp_K.dim() < 3:
             self._add_slice(lp_K, ())
         else:  # in slices of targets that stay in the cache
@@ -121,11 +127,8 @@ class PowerSums:
         self.count += lp_K.shape[0]
 
     def _add_slice(self, lp_K: Tensor, at: tuple[Any, ...]) -> None:
-        assert self.peak is not None
         lp_K = lp_K[(slice(None), *at)]
-        peak = torch.maximum(lp_K.amax(0), self.peak[at])
-        self._move_peak(peak, at)
-        below = lp_K - peak
+        below = self._below(lp_K, at)
         powers: dict[float, Tensor] = {}
         for alpha in self.alphas:
             if alpha < GEOMETRIC:
@@ -135,22 +138,39 @@ class PowerSums:
             else:
                 terms = powers[alpha] = _power(below, alpha, powers)
             self.totals[alpha][at] += terms.sum(0)
-        if self.entropy is not None:
+        if self.entropy is None:
+            return
+        if self.peak is None:
+            self.entropy[at] -= torch.linalg.vecdot(powers[1.0], lp_K).sum(0)
+        else:
             # −Σ p log p with p = e^peak · e^(lp − peak); where p is 0, so is p log p.
+            peak = self.peak[at]
             information = below.clamp_min_(LOWEST).add_(peak).mul_(powers[1.0]).sum(0)
             self.entropy[at] -= information.mul_(peak.exp()).sum(-1)
 
+    def _below(self, lp_K: Tensor, at: tuple[Any, ...]) -> Tensor:
+        """How far samples are below the peak of their slice, which they may move."""
+        if self.peak is None and self._plain_holds(lp_K):
+            return lp_K
+        peak = torch.maximum(lp_K.amax(0), self._start_peaks()[at])
+        self._move_peak(peak, at)
+        return lp_K - peak
+
+    def _plain_holds(self, lp_K: Tensor) -> bool:
+        return not lp_K.numel() or float(lp_K.amin()) * self.alphas[-1] >= PLAIN_FROM
+
     def merge(self, other: "PowerSums") -> None:
         """Adds all samples of another state of the same alphas; the other one is used up."""
-        if other.peak is None:
+        if not other.totals:
             return
-        if self.peak is None:
+        if not self.totals:
             self.peak, self.totals, self.entropy = other.peak, other.totals, other.entropy
             self.count = other.count
             return
-        peak = torch.maximum(self.peak, other.peak)
-        self._move_peak(peak)
-        other._move_peak(peak)
+        if self.peak is not None or other.peak is not None:
+            peak = torch.maximum(self._start_peaks(), other._start_peaks())
+            self._move_peak(peak)
+            other._move_peak(peak)
         for alpha in self.alphas:
             self.totals[alpha] += other.totals[alpha]
         if self.entropy is not None and other.entropy is not None:
@@ -159,13 +179,26 @@ class PowerSums:
 
     def log_mean(self, alpha: float) -> Tensor:
         """The log power mean of everything added so far."""
-        if self.peak is None:
+        if not self.totals:
             raise DataError("no samples were added; a mean over none does not exist")
         mean = self.totals[alpha] / self.count
         if alpha < GEOMETRIC:
             return mean
-        shifted = mean.log1p_() if alpha < SMALL_ALPHA else mean.log_()
-        return shifted.div_(alpha).add_(self.peak)
+        shifted = (mean.log1p_() if alpha < SMALL_ALPHA else mean.log_()).div_(alpha)
+        return shifted if self.peak is None else shifted.add_(self.peak)
+
+    def _start_peaks(self) -> Tensor:
+        """From plain sums to sums relative to a peak: the mean of the largest power, or LOWEST."""
+        if self.peak is None:
+            top = self.alphas[-1]
+            self.peak = torch.full_like(self.totals[top], LOWEST)
+            if top >= SMALL_ALPHA:
+                torch.maximum(self.peak, self.totals[top].log().div_(top), out=self.peak)
+                held = self.peak.clamp_min(PLAIN_FROM / top)  # a sum of 0 stays 0
+                for alpha in self.alphas:
+                    if alpha >= SMALL_ALPHA:
+                        self.totals[alpha] *= exp_times(held, -alpha)
+        return self.peak
 
     def _move_peak(self, peak: Tensor, at: tuple[Any, ...] = ()) -> None:
         """Rescales the sums of a slice to a higher peak."""
@@ -190,4 +223,4 @@ def _power(below: Tensor, alpha: float, known: dict[float, Tensor]) -> Tensor:
     for other, term in known.items():
         if alpha - other in known:
             return term * known[alpha - other]
-    return (below * alpha).exp_()
+    return exp_times(below, alpha)

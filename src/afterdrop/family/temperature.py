@@ -13,12 +13,15 @@ halves of the samples and the whole, which are small and smooth.
 """
 
 import dataclasses
+import functools
 import math
 
 import torch
 from torch import Tensor
 
 from afterdrop.errors import MemberError
+from afterdrop.family.bins import Bins
+from afterdrop.family.exponential import exp_times
 
 NODES = 41
 COARSE = 4  # every COARSE-th node also serves the differences of the halves
@@ -84,7 +87,7 @@ class Nodes:
 def partitions(log_means: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
     """G(b) = log Σ_c exp(b (log M(c) − max)) and the maximum.
 
-    Large vocabularies are compressed first (`compress`), but for b = 1 and 2, which are exact.
+    Large vocabularies are put into bins (`Bins`), but for b = 1 and 2, which are exact.
 
     Args:
         log_means: [..., V], classes of probability zero (−inf) allowed.
@@ -100,69 +103,38 @@ def partitions(log_means: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
     """
     rows = log_means.flatten(0, -2)
     peak = rows.amax(-1)
+    exact = torch.ones(len(inverse), dtype=torch.bool)
+    if rows.shape[-1] >= BINS_FROM:
+        exact = (inverse == 1) | (inverse == 2)
+    rest = tuple(inverse[~exact].tolist())
+    bins = _bins(rest, rows.dtype, rows.device) if rest else None
     G = torch.empty(len(inverse), len(rows), dtype=rows.dtype, device=rows.device)
     step = max(1, _SLICE // rows.shape[-1])  # slices stay in the cache, and temporaries small
     for start in range(0, len(rows), step):
         part = slice(start, start + step)
-        G[:, part] = _partition_rows(rows[part] - peak[part].unsqueeze(-1), inverse.tolist())
-    return G.unflatten(1, log_means.shape[:-1]), peak.view(log_means.shape[:-1])
+        below = rows[part] - peak[part].unsqueeze(-1)
+        G[exact, part] = _exact_sums(below, inverse[exact].tolist())
+        if bins is not None:
+            G[~exact, part] = bins.sums(below).t()
+    return G.log_().unflatten(1, log_means.shape[:-1]), peak.view(log_means.shape[:-1])
 
 
 _SLICE = 2**18
-COMPRESS_FROM = 1024  # classes from which compression is cheaper than a pass per node
-_BIN_WIDTH = 0.025  # relative width of a bin
+BINS_FROM = 1024  # classes from which bins are cheaper than a pass per node
 
 
-def _partition_rows(below: Tensor, inverse: list[float]) -> Tensor:
+@functools.lru_cache(maxsize=8)  # an evaluation has two or three sets of nodes, used many times
+def _bins(inverse: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Bins:
+    return Bins(torch.tensor(inverse, dtype=torch.float64), torch.empty(0, dtype=dtype).to(device))
+
+
+def _exact_sums(below: Tensor, inverse: list[float]) -> Tensor:
+    """Σ_c exp(b δ_c) [J, N] of δ [N, V]."""
     if below.numel() * len(inverse) <= _SLICE:  # few classes: all nodes in one operation
         nodes = torch.tensor(inverse, dtype=below.dtype, device=below.device).view(-1, 1, 1)
-        return (below * nodes).exp_().sum(-1).log_()
-    exact = [b for b in inverse if below.shape[-1] < COMPRESS_FROM or b in (1.0, 2.0)]
+        return exp_times(below, nodes).sum(-1)
     buffer = torch.empty_like(below)
-    values = {b: torch.mul(below, b, out=buffer).exp_().sum(-1) for b in exact}
-    if len(exact) < len(inverse):
-        center, count, variance = compress(below, min(inverse), max(inverse))
-        for b in inverse:
-            if b not in values:
-                terms = (center * b).exp_().mul_(variance.mul(b * b / 2).add_(1)).mul_(count)
-                values[b] = terms.sum(-1)
-    return torch.stack([values[b] for b in inverse]).log_()
-
-
-def compress(below: Tensor, low: float, high: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Classes of nearly equal log-probability as one: center, count and variance of bins.
-
-    Σ_c exp(b δ_c) ≈ Σ_bins n e^(b center) (1 + b² variance/2) for every b from `low` to `high`.
-    Bins are 2.5 % wide in −δ, so the neglected third moment is below 1e-6 of the sum at any b.
-
-    Args:
-        below: [N, V] δ = log M − max, at most 0.
-        low: Smallest inverse temperature.
-        high: Largest inverse temperature.
-
-    Example:
-        >>> below = -torch.rand(2, 5000) * 20
-        >>> center, count, variance = compress(below, 0.25, 4.0)
-        >>> exact = (below * 0.7).exp().sum(-1).log()
-        >>> terms = count * (center * 0.7).exp() * (1 + 0.245 * variance)
-        >>> torch.allclose(terms.sum(-1).log(), exact, atol=2e-6)
-        True
-    """
-    first, last = math.log(1e-3 / high), math.log(50.0 / low)
-    bins = math.ceil((last - first) / _BIN_WIDTH) + 1
-    # Beyond b δ = −50 a class adds nothing; clamping also takes care of −inf.
-    depth = below.neg().clamp_(max=50.0 / low)
-    index = depth.clamp_min(1e-30).log_().sub_(first).div_(_BIN_WIDTH).round_()
-    index = index.clamp_(0, bins - 1).long()
-    middles = -(torch.arange(bins, device=below.device) * _BIN_WIDTH + first).exp().to(below.dtype)
-    deviation = depth.neg_().sub_(middles[index])
-    zeros = torch.zeros(*below.shape[:-1], bins, dtype=below.dtype, device=below.device)
-    ones = torch.ones((), dtype=below.dtype, device=below.device).expand_as(below)
-    count = zeros.scatter_add(-1, index, ones)
-    mean = zeros.scatter_add(-1, index, deviation).div_(count.clamp_min(1))
-    square = zeros.scatter_add_(-1, index, deviation.square_()).div_(count.clamp_min(1))
-    variance = square.sub_(mean.square()).clamp_min_(0.0)
-    return mean.add_(middles), count, variance
+    return torch.stack([exp_times(below, b, out=buffer).sum(-1) for b in inverse])
 
 
 def bracket(log_probs: Tensor, targets: Tensor) -> Nodes:
