@@ -1,0 +1,176 @@
+"""The stack's outputs of windows under the masks of all samples and multipliers, by the kernels.
+
+All multipliers, windows and samples are rows of one batch; a layer's step is one product and one
+kernel.
+
+Legend: M multipliers, W windows, K samples, time steps, H units, E of the embedding, V token types;
+rows are M × W × K, features M × W × time × K.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from afterdrop.evaluate.language import StreamSettings
+from afterdrop.evaluate.protocol import Protocol
+from afterdrop.kernels.family_cell import Mask, cell
+from afterdrop.kernels.family_masks import Site, drop, mask_levels
+from afterdrop.kernels.uniform import draws, words
+from afterdrop.masks.uniforms import site_key
+from afterdrop.models.fused import Copies
+
+MOST_MULTIPLIERS = 255  # a mask's level is a byte
+
+
+class SampledFeatures:
+    """Runs windows of tokens through a language model's stack under masks.
+
+    Args:
+        copies: The model's weights.
+        protocol: Samples, seed and multipliers.
+        stream: How long masks live.
+    """
+
+    def __init__(self, copies: Copies, protocol: Protocol, stream: StreamSettings) -> None:
+        self.copies, self.plan, self.stream = copies, protocol.plan, stream
+        self.multipliers = protocol.grid.stochastic
+        self.device, self.dtype = copies.embedding.device, copies.dtype
+        self.draws = draws(self.plan, self.device)
+        inputs = copies.embedding.shape[1]
+        self.weights = [
+            torch.cat([w_x[..., : w_h.shape[-1] if at else inputs], w_h], -1).flatten(0, 1)
+            for at, (w_x, w_h) in enumerate(zip(copies.stack.w_x, copies.stack.w_h))
+        ]
+        self._buffers: dict[str, Tensor] = {}
+        self._rates: dict[str, Tensor] = {}  # of each site, for every multiplier
+
+    def row_bytes(self, time: int) -> int:
+        """Bytes that a row has in the buffers."""
+        H, E = self.copies.stack.w_h.shape[-1], self.copies.softmax.shape[1]
+        operands = sum(weight.shape[1] for weight in self.weights) + 4 * H
+        outputs = 2 * H if self.copies.projection is None else 2 * H + E
+        size, L = self.copies.softmax.element_size(), len(self.weights)
+        levels = 2 * L * time * H // len(self.multipliers)
+        return size * (operands + H + time * outputs) + 4 * H * L + levels
+
+    def clear(self) -> None:
+        """Gives the buffers back."""
+        self._buffers.clear()
+
+    def _site(self, name: str, first: int, windows: int, time: int, units: int) -> Site | None:
+        """A site of all time steps, or of one if its masks are shared; None if nothing drops."""
+        module: Any = self.copies.model.get_submodule(name)
+        if module.rate == 0:
+            return None
+        if name not in self._rates:
+            rates = [multiplier * module.rate for multiplier in self.multipliers]
+            self._rates[name] = torch.tensor(rates, device=self.device)
+        numbers = torch.arange(first, first + windows, device=self.device)
+        if self.stream.lifetime == "stream" and module.shared:
+            numbers = numbers % self.stream.stripes
+        inside = name.endswith("state_dropout")  # its mask has no time dimension if shared
+        steps = time if not module.shared else None if inside else 1
+        places, hashes = words(site_key(self.plan.seed, name, 0, 0), numbers, steps, units)
+        return places.flatten(), hashes, self._rates[name]
+
+    def _masks(
+        self, name: str, first: int, windows: int, time: int, units: int
+    ) -> list[Mask | None]:
+        """A site's mask at each time step."""
+        site = self._site(name, first, windows, time, units)
+        if site is None:
+            return [None] * time
+        places, group = len(site[0]), windows * self.plan.num_samples
+        held = self._buffer(name, len(site[0]) * group // windows, units, torch.uint8)
+        levels = mask_levels(site, self.draws, units, held).view(places // windows, group, units)
+        return [(levels[t % len(levels)], site[2]) for t in range(time)]
+
+    def _buffer(self, name: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+        """A zeroed or reused matrix; padding columns are never written."""
+        held = self._buffers.get(name)
+        if held is None or len(held) < rows:
+            held = torch.zeros(rows, columns, dtype=dtype, device=self.device)
+            self._buffers[name] = held
+        return held[:rows]
+
+    def run(self, tokens: Tensor, state: Any, first: int) -> tuple[Tensor, Tensor]:
+        """What enters the softmax, and the stack's output, both [M × W × time × K, ...]."""
+        copies, M = self.copies, len(self.multipliers)
+        (W, time), K = tokens.shape, self.plan.num_samples
+        H, L = copies.stack.w_h.shape[-1], len(self.weights)
+        E, half = copies.embedding.shape[1], self.dtype
+        rows = M * W * K
+        a = [self._buffer(f"a{at}", rows, w.shape[1], half) for at, w in enumerate(self.weights)]
+        c = [self._buffer(f"c{at}", rows, H, torch.float32) for at in range(L)]
+        gates = self._buffer("gates", rows, 4 * H, half)
+        total = self._buffer("total", rows, H, half)
+        plain = self._buffer("plain", rows * time, H, half)
+        features = self._buffer("features", rows * time, H, half)
+
+        names = [f"stack.layers.{at}.state_dropout" for at in range(L)]
+        states = [self._masks(name, first, W, time, H) for name in names]
+        names = [f"stack.inter_layer_dropout.{at}" for at in range(L - 1)] + ["output_dropout"]
+        over = [self._masks(name, first, W, time, H) for name in names]
+        hidden = copies.config.hidden_sizes[0]
+        for at, (h, cell_before) in enumerate(state):
+            self._start(a[at][:, -H:], h, states[at][0], W)
+            c[at].view(M, W, K, H)[..., :hidden] = cell_before[None, :, None]
+        entering = self._site("stack.input_dropout", first, W, time, E)
+        form = copies.config.input_gate == "capped", copies.config.stacking == "skip"
+        for t in range(time):
+            at_t = None if entering is None else _at_step(entering, t, W)
+            drop(copies.embedding, a[0], at_t, self.draws, W, M, E, tokens[:, t].contiguous())
+            for at in range(L):
+                torch.mm(a[at], self.weights[at].t(), out=gates)
+                ends = at == 0, at == L - 1
+                cell(
+                    gates,
+                    copies.stack.bias[at],
+                    c[at],
+                    a[at][:, -H:],
+                    features if ends[1] else a[at + 1],
+                    total,
+                    plain,
+                    (states[at][(t + 1) % time], over[at][t]),
+                    K,
+                    M,
+                    (t, time),
+                    (*form, *ends),
+                )
+        return self._projected(features, first, W, time), plain
+
+    def _projected(self, features: Tensor, first: int, windows: int, time: int) -> Tensor:
+        """The features through the down-projection, if there is one, and its dropout."""
+        copies, config = self.copies, self.copies.config
+        if copies.projection is None:
+            return features
+        projected = self._buffer("projected", len(features), copies.softmax.shape[1], self.dtype)
+        torch.mm(features, copies.projection.t(), out=projected)
+        size = config.embedding_size or config.hidden_sizes[0]
+        site = self._site("projection_dropout", first, windows, time, size)
+        if site is not None:
+            places = site[0].view(-1, windows).expand(time, windows).t().flatten()
+            whole, groups = (places, *site[1:]), len(self.multipliers)
+            drop(projected, projected, whole, self.draws, windows * time, groups, size)
+        return projected
+
+    def _start(self, own: Tensor, h: Tensor, mask: Mask | None, windows: int) -> None:
+        """Puts the carried h [W, H] of every row where the first step reads it, dropped."""
+        M, K = len(self.multipliers), self.plan.num_samples
+        rows = h[None, :, None].expand(M, windows, K, -1).flatten(0, 2)
+        if mask is not None:
+            levels, rates = mask
+            m = torch.arange(M, device=self.device).view(M, 1, 1)
+            scale = (1 / (1 - rates)).view(M, 1, 1)
+            keep = torch.where(m < levels, scale, 0.0)[..., : h.shape[1]].flatten(0, 1)
+            rows = rows * keep
+        own[:, : h.shape[1]] = rows
+
+
+def _at_step(site: Site, t: int, windows: int) -> Site:
+    """A site at one time step, or its only one."""
+    places = site[0].view(-1, windows)
+    return places[t % len(places)], *site[1:]
