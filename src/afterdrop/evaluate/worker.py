@@ -28,7 +28,7 @@ from afterdrop.family.temperature import NODES
 from afterdrop.masks.rows import Rows, keep_mask, split_evenly
 from afterdrop.masks.sites import Sites
 
-_DET_ELEMENTS = 2**21
+_DET_ELEMENTS = {"cpu": 2**21, "cuda": 2**26}  # deterministic log-probabilities at a time
 
 
 class Worker:
@@ -72,7 +72,8 @@ class Worker:
         results = {"targets": targets.cpu(), "examples": examples[counts.cpu()]}
         logits = self.deterministic(batch)
         # In slices: the copies that a distribution needs would multiply the batch's own logits.
-        step = max(1, _DET_ELEMENTS // logits.shape[-1])
+        most = _DET_ELEMENTS.get(logits.device.type, _DET_ELEMENTS["cpu"])
+        step = max(1, most // logits.shape[-1])
         det = [
             distribution(log_softmax(part, f"batch {number}"), of, self.protocol.nodes)
             for part, of in zip(logits.split(step), targets.split(step))
