@@ -190,7 +190,7 @@ def digest(run: Path, data: Path | None) -> dict[str, Any]:
             "samples": {
                 name: [[k, numbers(e)] for k, e in scores.curve(m)]
                 for name, m in members.items()
-                if m.at_temperature(1.0) in scores.members
+                if m in scores.members  # curves are at T = 1
             },
         }
         for split, scores in source.scores.items()

@@ -75,6 +75,22 @@ def test_reliability_points_are_the_bins_of_equally_many_targets(scores, members
             assert y[place] == pytest.approx(scores.correct(member)[rows].double().mean().item())
 
 
+def test_bins_of_nearly_certain_predictions_halve_towards_the_doubtful():
+    net = torch.nn.Sequential(torch.nn.Dropout(0.1), torch.nn.Linear(1, 2))
+    net.load_state_dict({"1.weight": torch.tensor([[-9.0], [9.0]]), "1.bias": torch.zeros(2)})
+    generator = torch.Generator().manual_seed(1)
+    inputs, noise = torch.randn(2, 640, 1, generator=generator)
+    scores = ad.evaluate(net, [(inputs, (inputs + noise / 5 > 0).long()[:, 0])], num_samples=2)
+    confidence, correct = scores.confidence(ad.DET), scores.correct(ad.DET)
+    assert confidence.median() > 0.99
+    (points,) = figures.reliability_diagram(scores, [ad.DET]).containers
+    x, y = data(points.lines[0])
+    for place, rows in enumerate(confidence.argsort(stable=True).split([40, 40, 80, 160, 320])):
+        assert x[place] == pytest.approx(confidence[rows].mean().item())
+        assert y[place] == pytest.approx(correct[rows].double().mean().item())
+    assert len(x) == 5 and x[0] < 0.8
+
+
 def test_risk_ends_at_the_share_of_errors(scores, members):
     ax = figures.risk_coverage_curves(scores, members)
     for member, line in zip(members, ax.lines):

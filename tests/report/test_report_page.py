@@ -88,6 +88,8 @@ def test_a_trained_run_is_told_from_start_to_end(trained_copy, capsys):
     test = ad.Scores.load(trained_copy / "scores" / "test.safetensors")
     member = ad.Member.load(trained_copy / "member.json")
     gain = test.difference(ad.DET, member).value
+    shown = [f"{test.xe(m).value:.4f}" for m in (ad.DET, member)]  # the cards: what the gain is of
+    assert re.findall(r"([\d.]+) nats per word, test", page.words) == shown
     assert f"{gain:.4f}".replace("-", "−") in page.words
 
 

@@ -68,7 +68,7 @@ afterdrop VERB --help explains a verb, with examples; afterdrop --version says w
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a verb; returns the exit status (0 done, 2 bad input, 130 interrupted)."""
+    """Runs a verb; returns the exit status (0 done, 2 bad input, 130 interrupted, 141 cut off)."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] in ([], ["-h"], ["--help"]):
         print(_ABOUT)
@@ -84,6 +84,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         # One verb at a time: tyro's list of subcommands would repeat the whole help of each.
         tyro.cli(VERBS[verb], prog=f"afterdrop {verb}", args=rest, config=_FLAGS)
+        sys.stdout.flush()
+    except BrokenPipeError:  # whoever read the output has gone, as in `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except StoppedElsewhere:  # rank 0 says why
         return 2
     except AfterdropError as error:

@@ -49,7 +49,6 @@ def select(
         resamples=resamples,
         seed=seed,
     )
-    print(choice)
     protocol = scores.protocol
     notes = {
         "num_samples": choice.num_samples,
@@ -61,6 +60,7 @@ def select(
         "deterministic_temperature": scores.fit(DET).member.temperature,
     }
     choice.member.save(member_path(run), notes)
+    print(choice)
     print(f"\nWrote {member_path(run)}. To predict with it in Python:")
     print(_to_predict(run, notes))
 

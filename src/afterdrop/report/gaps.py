@@ -74,7 +74,7 @@ def bounds_stacked(
     ax.grid(False, axis="x")
     ax.set_xlabel("multiplier of the dropout rates")
     ax.set_ylabel("log-probability of the target (nats)")
-    legend(ax, columns=3)
+    legend(ax)
     return ax
 
 

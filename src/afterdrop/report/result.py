@@ -13,8 +13,8 @@ _SHOWN = 8  # candidates of the ranking
 
 
 def cards(outcome: Outcome, unit: str) -> list[Card]:
-    """The numbers that stand out."""
-    scores = outcome.scores
+    """The numbers that stand out, on the data that the gain is told of."""
+    scores = outcome.test or outcome.scores
     found, source = outcome.evidence
     before, after = scores.xe(DET), scores.xe(outcome.member)
     split = f"nats per {unit}, {scores.split}"

@@ -162,13 +162,12 @@ def axes(ax: Axes | None, height: float = HEIGHT) -> Axes:
         return figure.add_subplot()
 
 
-def legend(ax: Axes, columns: int | None = None) -> None:
+def legend(ax: Axes) -> None:
     """A legend above the axes, where it hides nothing; a figure of ours grows by its height."""
     _, labels = ax.get_legend_handles_labels()
     if not labels:
         return
-    if columns is None:
-        columns = 2 if max(map(len, labels)) <= _SHORT else 1
+    columns = 2 if max(map(len, labels)) <= _SHORT else 1
     ax.legend(
         loc="lower left",
         bbox_to_anchor=(0.0, 1.01),

@@ -3,12 +3,15 @@
 import math
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from afterdrop.evaluate.scores import Scores
-from afterdrop.family.calibration import calibration_bins, risk_coverage
+from afterdrop.family.calibration import risk_coverage
 from afterdrop.family.member import Member
 from afterdrop.report.style import Axes, axes, colour, legend, line_style, plain, series
 
 _BIN = 40  # targets that a bin should have at least, for its error to be worth drawing
+_CERTAIN = 0.99  # a median confidence above which nearly all bins would lie at 1
 _POINTS = 100  # of a risk curve
 
 
@@ -22,8 +25,9 @@ def reliability_diagram(
 ) -> Axes:
     """Share of right predictions against confidence, in bins of equally many targets.
 
-    Bars are binomial standard errors; the legend has the expected calibration error (ECE, 15 bins
-    of equal width).
+    Where most predictions are nearly certain, each bin has half as many as the next instead: else
+    all of them but one would lie at 1, with all that is in doubt in that one. Bars are binomial
+    standard errors; the legend has the expected calibration error (ECE, 15 bins of equal width).
 
     Args:
         scores: One for all members, or one a member (several runs).
@@ -49,16 +53,17 @@ def reliability_diagram(
     for index, line in enumerate(series(scores, members, labels)):
         confidence = line.scores.confidence(line.member)
         correct = line.scores.correct(line.member)
-        bins = max(2, min(num_bins, len(confidence) // _BIN))
-        share, confident, accurate = calibration_bins(confidence, correct, bins, "mass")
-        counts = (share * len(confidence)).clamp_min(1.0)
-        errors = (accurate * (1 - accurate) / counts).sqrt()
-        lowest = min(lowest, confident.min().item(), (accurate - errors).min().item())
+        points = [
+            (confidence[rows].mean().item(), correct[rows].double().mean().item(), len(rows))
+            for rows in _bins(confidence, num_bins)
+        ]
+        errors = [math.sqrt(right * (1 - right) / count) for _, right, count in points]
+        lowest = min([lowest, *(min(x, y - error) for (x, y, _), error in zip(points, errors))])
         name = f"{plain(line.label)}  (ECE {line.scores.ece(line.member):.3f})"
         ax.errorbar(
-            confident.tolist(),
-            accurate.tolist(),
-            errors.tolist(),
+            [x for x, _, _ in points],
+            [y for _, y, _ in points],
+            errors,
             label=name,
             elinewidth=0.9,
             **line_style(index),
@@ -70,6 +75,20 @@ def reliability_diagram(
     ax.set_ylabel("share of predictions that are right")
     legend(ax)
     return ax
+
+
+def _bins(confidence: Tensor, most: int) -> list[Tensor]:
+    """The targets of each bin, from the least to the most confident."""
+    order = confidence.argsort(stable=True)
+    if confidence.median() <= _CERTAIN:
+        wanted = max(2, min(most, len(order) // _BIN))
+        return [rows for rows in order.tensor_split(wanted) if len(rows)]
+    starts: list[int] = []
+    end = len(order)
+    while len(starts) < most - 1 and end // 2 >= _BIN:
+        end //= 2
+        starts.insert(0, end)
+    return list(order.tensor_split(starts))
 
 
 def risk_coverage_curves(
