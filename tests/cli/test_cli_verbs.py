@@ -147,6 +147,19 @@ def test_selecting_on_test_scores_is_refused(folder, capsys):
     assert not (folder / "run" / "member.json").exists()
 
 
+def test_a_reader_that_goes_away_costs_nothing(folder):
+    """As `afterdrop select RUN | head -0` does: the choice is written, and nothing is said."""
+    arguments = ["evaluate", "mine:load_model", "mine:valid_batches", "--out", "run"]
+    assert main([*arguments, "--num-samples", "4", "--quiet"]) == 0
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "afterdrop", "select", "run"]
+    done = subprocess.run(command, cwd=folder, stdout=writer, stderr=subprocess.PIPE, text=True)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")
+    assert (folder / "run" / "member.json").exists()
+
+
 def test_a_foreign_member_file_is_refused(folder):
     (folder / "member.json").write_text(json.dumps({"kind": "something"}))
     with pytest.raises(ad.AfterdropError, match="not an afterdrop-member"):
