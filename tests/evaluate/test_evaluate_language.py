@@ -166,8 +166,8 @@ def test_integrated_means_do_not_depend_on_how_many_targets_are_held(model, text
     whole = scores()
     module = sys.modules["afterdrop.evaluate.integrated"]
     monkeypatch.setattr(module, "_ELEMENTS", 7 * 11)  # three targets of two multipliers
-    for name, tensor in scores().tensors.items():
-        assert torch.equal(tensor, whole.tensors[name]), name
+    for name, tensor in scores().tensors.items():  # products of other sizes round otherwise
+        torch.testing.assert_close(tensor, whole.tensors[name], rtol=1e-5, atol=1e-5)
 
 
 def test_an_interrupted_sampled_carry_goes_on_with_its_states(model, text, tmp_path, monkeypatch):

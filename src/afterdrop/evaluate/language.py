@@ -102,6 +102,7 @@ def evaluate_text(
         Scores with the tokens as targets and the windows as examples.
 
     Example:
+        >>> import torch
         >>> from afterdrop.family.member import Grid
         >>> from afterdrop.masks.uniforms import Plan
         >>> from afterdrop.models import LanguageModelConfig
