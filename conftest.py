@@ -5,6 +5,7 @@ import os
 
 import torch
 
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")  # its default, which it warns will change
 if not torch.cuda.is_available():  # kernels then run in Triton's interpreter, on CPU tensors
     os.environ["TRITON_INTERPRET"] = "1"
 

@@ -232,7 +232,7 @@ def main() -> None:
             except Exception as error:
                 print(f"{name:<18}{contender:<18} failed: {str(error).splitlines()[0][:90]}")
                 continue
-            ratio = found[contender] / found["kernels"]
+            ratio = found[contender] / found.get("kernels", float("nan"))
             print(
                 f"{name:<18}{contender:<18}{found[contender]:>9.3f} ms{ratio:>8.1f} x", flush=True
             )

@@ -91,10 +91,12 @@ def selection_of(valid: ad.Scores) -> tuple[ad.Member, dict[str, Any]]:
 def disjoint(bands: list[Band]) -> list[Band]:
     """Bands without overlap, cut where the given ones are."""
     edges = sorted({int(b.high + 1 if b.low < 0 else b.low + 1) for b in bands})
-    pairs = zip([0, *edges], [*[edge - 1 for edge in edges], None])
+    lows, highs = [0, *edges], [*[edge - 1 for edge in edges], None]
     return [
-        Band(f"{low}+" if high is None else f"{low}-{high}", low - 1, float(high or "inf"))
-        for low, high in pairs
+        Band(f"{low}+", low - 1, float("inf"))
+        if high is None
+        else Band(f"{low}-{high}", low - 1, float(high))
+        for low, high in zip(lows, highs)
     ]
 
 

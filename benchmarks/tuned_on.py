@@ -12,7 +12,6 @@ from typing import NamedTuple
 import numpy as np
 
 import afterdrop as ad
-from afterdrop.errors import SiteError
 from afterdrop.evaluate.evaluate import Settings
 from afterdrop.masks.uniforms import Plan
 from afterdrop.train import LoadedRun
@@ -48,10 +47,10 @@ def worth(loaded: LoadedRun, family: Family, data: Path | None = None) -> dict[s
         settings = Settings(grid, Plan(family.samples), split, limit=family.targets)
         return evaluate_run(loaded, split, settings, stream, data)
 
-    try:
-        valid = scores("valid", family.grid)
-    except SiteError:  # all rates are 0, where every member is the deterministic one
-        valid = scores("valid", ad.Grid((0.0,), (0.0,)))
+    rates = vars(loaded.model.config).items()  # type: ignore[arg-type]
+    drops = any(value for name, value in rates if name.endswith("_dropout"))
+    # Where all rates are 0 every member is the deterministic one.
+    valid = scores("valid", family.grid if drops else ad.Grid((0.0,), (0.0,)))
     member = ad.select(valid, folds=0, resamples=0).member
     test = scores("test", ad.Grid((member.alpha,), (member.multiplier,)))
     return {

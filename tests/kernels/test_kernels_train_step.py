@@ -8,6 +8,7 @@ import tiny_run
 import torch
 from kernel_device import relative, within
 
+from afterdrop.train.averaging import WeightAverage
 from afterdrop.train.fused_text import FusedText
 from afterdrop.train.validation import validate
 from oracles.train_step import PlainSteps, drawn_masks
@@ -117,6 +118,26 @@ def test_a_resumed_run_draws_the_same_masks_and_goes_on_the_same(folder, device)
     for name, tensor in there.tensors.items():
         if not name.startswith("random"):
             assert relative(here.tensors[name], tensor) <= within(device, 0.0, 1e-5), name
+
+
+def test_a_validation_before_the_first_step_leaves_the_kernels_the_weights(
+    folder, device, monkeypatch
+):
+    """As after a resume: the averaged weights are in place while it validates, and not after."""
+    run, fused = fused_run(tiny_run.config(folder, averaging={"latest": 1}), device)
+    advance(run, fused, 3)
+    run.average = WeightAverage(run.model)
+    run.average.update()
+    with torch.no_grad():
+        for parameter in run.parameters:
+            parameter.add_(0.1)
+    monkeypatch.setattr(run, "_fused", None)
+    monkeypatch.setattr(run, "_fusible", True)
+    run.validate(lambda: False)
+    table = run._kernels().copies.embedding
+    size = run.model.embedding.shape
+    near = {"rtol": 1e-2, "atol": 1e-3}  # bfloat16
+    torch.testing.assert_close(table[: size[0], : size[1]].float(), run.model.embedding, **near)
 
 
 def test_a_new_learning_rate_and_more_windows_than_are_held_reach_the_device(

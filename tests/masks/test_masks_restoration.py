@@ -186,3 +186,15 @@ class StochasticBatch(nn.Module):
 
     def forward(self, x):
         return x * self.drop(torch.ones(1, 6))
+
+
+def test_tf32_of_torchs_newer_interface_is_left_as_it_was():
+    place = torch.backends.cuda.matmul
+    before = place.fp32_precision
+    try:
+        place.fp32_precision = "tf32"
+        assert len(ad.find_sites(mlp(), torch.randn(4, 5))) == 1
+        assert place.fp32_precision == "tf32"
+    finally:
+        place.fp32_precision = before
+    assert torch.get_float32_matmul_precision() == "highest"

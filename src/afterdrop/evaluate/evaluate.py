@@ -7,6 +7,7 @@ pass, then chunks of examples × multipliers × samples whose logits stream into
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -159,7 +160,8 @@ def run_evaluation(
     reader = settings.reader
     head, stream, total = _peek(batches)
     first = reader.batch(head, 0, settings.first_example, device)
-    with torch.no_grad(), eval_mode(model):
+    current_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    with torch.no_grad(), eval_mode(model), current_device:  # kernels go to the current device
         sites = _dry_run(model, first, settings)
         protocol = agree(_protocol(model, first, settings, sites), settings.ranks)
         worker = worker_class(

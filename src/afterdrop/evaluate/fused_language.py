@@ -31,6 +31,7 @@ from afterdrop.models import LanguageModel
 from afterdrop.models.fused import Copies, DeterministicPass, why_not_fused
 
 _ROWS = 2**15  # rows of a product: enough to run at full speed
+_SMALLEST = 2**20  # bytes under which a smaller budget is not tried
 _LOGITS = 2**27  # logits at a time: 256 MiB, for a product at full speed
 
 
@@ -109,7 +110,15 @@ class FusedLanguageWorker(LanguageWorker):
             parts = [self._windows(batch, *chunk) for chunk in zip(chunks, kept)]
             require_held(torch.cat([part.pop("mc_held") for part in parts]))
         except TooLow:
+            self.fused = False  # those sums would not hold them either
             return super()._sampled(batch, number)
+        except torch.OutOfMemoryError:
+            if self.budget < _SMALLEST:
+                raise
+            self.budget //= 2
+            self.sampled.clear()
+            torch.cuda.empty_cache()
+            return self._sampled(batch, number)
         except Exception as error:
             kernels.reason_to_fall_back(error, "the evaluation of samples")
             self._give_up_kernels()
@@ -178,7 +187,8 @@ class FusedLanguageWorker(LanguageWorker):
 
 def on_cpu(results: Results) -> Results:
     """Results in the CPU's memory, through pages that a GPU can write to by itself."""
-    if not any(tensor.is_cuda for tensor in results.values()):
+    device = next(iter(results.values())).device
+    if device.type != "cuda":
         return results
     made = {
         name: torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(
@@ -186,6 +196,6 @@ def on_cpu(results: Results) -> Results:
         )
         for name, tensor in results.items()
     }
-    torch.cuda.synchronize()
+    torch.cuda.synchronize(device)
     # Such pages are scarce: they go back, and the results go where they may stay.
     return {name: tensor.clone() for name, tensor in made.items()}

@@ -138,10 +138,15 @@ def evaluate_text(
 
 
 def _windows_at_once(model: LanguageModel, stream: StreamSettings, settings: Settings) -> int:
-    """Windows whose deterministic logits, with the copies made of them, fit the memory."""
+    """Windows whose deterministic logits and states, with their copies, fit the memory."""
     budget, _ = memory_budget(settings.memory, model.softmax_bias.device)
-    logits = 4 * stream.stripes * stream.time * model.config.vocabulary
-    return max(1, min(stream.windows, budget // (4 * logits)))
+    config = model.config.resolved()
+    logits = 4 * stream.stripes * stream.time * config.vocabulary
+    width = max(*config.hidden_sizes, config.embedding_size or 0) + 64  # padded
+    units = len(config.hidden_sizes) * (stream.time + 1) * stream.stripes * width
+    # The kernels count in 32 bits.
+    most = min(budget // (4 * logits + 10 * units), (2**31 - 1) // units)
+    return max(1, min(stream.windows, most))
 
 
 def _fused(
@@ -175,7 +180,9 @@ class LanguageWorker(Worker):
         self._captured: Tensor | None = None
         if self.sites is not None and stream.lifetime == "stream":
             self.sites = with_streams(self.model, self.sites)
+            draw = None if self.control is None else self.control.draw
             self.control = self.sites.control(self.model)
+            self.control.draw = draw or self.control.draw
 
     def batch(self, batch: Batch, number: int) -> Results:
         """All results of one window; only then do the samples' states move on."""

@@ -188,7 +188,7 @@ class PowerSums:
         return shifted if self.peak is None else shifted.add_(self.peak)
 
     def _start_peaks(self) -> Tensor:
-        """From plain sums to sums relative to a peak: the mean of the largest power, or LOWEST."""
+        """From plain sums to sums relative to a peak: that of the largest power's sum."""
         if self.peak is None:
             top = self.alphas[-1]
             self.peak = torch.full_like(self.totals[top], LOWEST)

@@ -46,8 +46,8 @@ def _drop(
     BLOCK_K: tl.constexpr,
     BLOCK_U: tl.constexpr,
 ):
-    units = tl.program_id(0) * BLOCK_U + tl.arange(0, BLOCK_U)
-    p = tl.program_id(1)
+    units = tl.program_id(1) * BLOCK_U + tl.arange(0, BLOCK_U)
+    p = tl.program_id(0)
     parts = tl.cdiv(size, BLOCK_K)
     block = tl.program_id(2) // parts
     local = (tl.program_id(2) % parts) * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -107,7 +107,7 @@ def drop(
     """
     none = (draws.keys,) * 3  # never read
     parts = draws.blocks * -(-draws.size // _DROP["BLOCK_K"])
-    grid = (-(-units // _DROP["BLOCK_U"]), places, parts)
+    grid = (places, -(-units // _DROP["BLOCK_U"]), parts)  # the first may exceed 65,535
     _drop[grid](
         source,
         target,
@@ -145,8 +145,8 @@ def _levels(
     BLOCK_K: tl.constexpr,
     BLOCK_U: tl.constexpr,
 ):
-    units = tl.program_id(0) * BLOCK_U + tl.arange(0, BLOCK_U)
-    p = tl.program_id(1)
+    units = tl.program_id(1) * BLOCK_U + tl.arange(0, BLOCK_U)
+    p = tl.program_id(0)
     parts = tl.cdiv(size, BLOCK_K)
     block = tl.program_id(2) // parts
     local = (tl.program_id(2) % parts) * BLOCK_K + tl.arange(0, BLOCK_K)
@@ -181,7 +181,7 @@ def mask_levels(site: Site, draws: Draws, units: int, out: Tensor) -> Tensor:
     places, hashes, rates = site
     samples = draws.blocks * draws.size
     parts = draws.blocks * -(-draws.size // _DROP["BLOCK_K"])
-    _levels[(-(-units // _DROP["BLOCK_U"]), len(places), parts)](
+    _levels[(len(places), -(-units // _DROP["BLOCK_U"]), parts)](
         out,
         places,
         hashes,

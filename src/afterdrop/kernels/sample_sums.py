@@ -111,9 +111,9 @@ def power_sums(
     for start in range(0, size, TOGETHER):
         for step in tl.static_range(TOGETHER):
             k = start + step
-            x = tl.load(at + k * by_sample, mask=inside, other=0.0).to(tl.float32) + b
+            x = tl.load(at + k.to(tl.int64) * by_sample, mask=inside, other=0.0).to(tl.float32) + b
             lp = tl.where(inside, x - tl.load(lse + q * S + part * size + k), -1e30)
-            e1 = tl.exp2(lp * (0.25 * _LOG2E) + 0.25 * LIFT)
+            e1 = tl.exp2(lp * (0.25 * _LOG2E)) * 2 ** (LIFT // 4)  # exact, unlike a larger exponent
             e2 = e1 * e1
             e4 = e2 * e2
             p = e4 * (1.0 / 2**LIFT)

@@ -284,15 +284,28 @@ def _own(visit: Visit) -> Tensor | None:
 @contextlib.contextmanager
 def full_precision() -> Iterator[None]:
     """Products of float32 without TF32, whose rounding would look like something that changed."""
-    precision = torch.get_float32_matmul_precision()
-    convolutions = torch.backends.cudnn.allow_tf32
+    cuda: Any = torch.backends.cuda.matmul
+    cudnn: Any = torch.backends.cudnn
+    try:
+        precision, convolutions = torch.get_float32_matmul_precision(), cudnn.allow_tf32
+    except RuntimeError:  # set by torch's newer interface, which the older one does not read
+        places = cuda, cudnn.conv, cudnn.rnn
+        before = [place.fp32_precision for place in places]
+        try:
+            for place in places:
+                place.fp32_precision = "ieee"
+            yield
+        finally:
+            for place, value in zip(places, before):
+                place.fp32_precision = value
+        return
     try:
         torch.set_float32_matmul_precision("highest")
-        torch.backends.cudnn.allow_tf32 = False
+        cudnn.allow_tf32 = False
         yield
     finally:
         torch.set_float32_matmul_precision(precision)
-        torch.backends.cudnn.allow_tf32 = convolutions
+        cudnn.allow_tf32 = convolutions
 
 
 def _close(output: Tensor, expected: Tensor) -> bool:

@@ -10,6 +10,8 @@ from afterdrop.train.checks import ConfigError
 def choose_device(name: str | torch.device | None) -> torch.device:
     """The device of a name that a user gave; a GPU if there is one where none was given.
 
+    A numbered GPU becomes the current one.
+
     Raises:
         ConfigError: If there is no such device here.
 
@@ -33,4 +35,6 @@ or cuda:1
             f"device={str(device)!r} is not here: torch sees {found} GPUs; give "
             f"{'cpu' if not found else f'cuda:0 to cuda:{found - 1}'}"
         )
+    if device.type == "cuda" and device.index is not None:
+        torch.cuda.set_device(device)  # where kernels and graphs go
     return device

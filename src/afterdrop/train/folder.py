@@ -140,7 +140,7 @@ def locked(path: Path) -> Iterator[RunFolder]:
     """The run folder, made if need be, for one writer at a time.
 
     The lock is the operating system's: it ends with the process, however that ends. A folder in
-    which nothing was written is left as it was found.
+    which nothing was written is removed again if it was made here, though not its parents.
 
     Raises:
         TrainError: If another process is training there.

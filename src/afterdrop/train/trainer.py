@@ -87,16 +87,16 @@ class Trainer:
     def _first_step(self) -> Tensor:
         """The step that compiles the kernels; if they cannot run, a plain one from the start."""
         before = self.capture().copy()
+        fused = self._kernels()
         try:
-            fused = self._kernels()
-            assert fused is not None
-            loss = fused.step(self.step)
+            if fused is not None:
+                loss = fused.step(self.step)
+                self._stepped = True
+                return loss
         except Exception as error:
             self._give_up_kernels(error)
-            self.restore(before)
-            return self._plain_step()
-        self._stepped = True
-        return loss
+        self.restore(before)
+        return self._plain_step()
 
     def _give_up_kernels(self, error: Exception) -> None:
         """Trains plainly from here on, if the error says that the kernels cannot run."""
@@ -134,7 +134,10 @@ class Trainer:
             task, model, optimiser = self.task, self.model, self.optimiser
             assert isinstance(task, TextTask) and isinstance(model, LanguageModel)
             assert isinstance(optimiser, AdamTF)
-            self._fused = FusedText(task, model, optimiser, self.step)
+            try:
+                self._fused = FusedText(task, model, optimiser, self.step)
+            except Exception as error:
+                self._give_up_kernels(error)
         return self._fused
 
     def mean_loss(self) -> float | None:
@@ -153,9 +156,9 @@ class Trainer:
     def validate(self, stop: Callable[[], bool]) -> Validation | None:
         """The validation of the model, or of its averaged weights; None if stopped midway."""
         self.model.eval()
+        fused = self._kernels()  # copies the weights, so before the averaged ones are in place
         with nullcontext() if self.average is None else self.average.in_place():
             try:
-                fused = self._kernels()
                 batches = (
                     self.task.validation_batches(self.model)
                     if fused is None
