@@ -42,7 +42,7 @@ def text():
 
 
 def build(text, masks=0, *, model=None, objective=None, optimiser=None):
-    """A run of one configuration, the same weights each time; `masks` seeds the plain path's."""
+    """A run of one configuration, the same weights each time; `masks` seeds what is drawn."""
     dropout = {"input_dropout": 0.2, "state_dropout": 0.2, "output_dropout": 0.2}
     config = TrainConfig.from_dict(
         {
@@ -59,6 +59,7 @@ def build(text, masks=0, *, model=None, objective=None, optimiser=None):
             "schedule": {"steps_per_turn": STEPS, "turns": 1, "drop_latest": 3},
             "averaging": {"latest": 1},
             "validation": {"rows": 4},
+            "seed": masks,
         }
     )
     torch.manual_seed(0)
@@ -130,18 +131,18 @@ def test_gradients_in_bfloat16_are_those_of_float64(shape, text):
 
 
 def test_2000_steps_end_where_float32_ends(text, trained, monkeypatch):
-    """The mean loss of the last 500 steps, within 0.03 nats of other masks' in float32.
+    """The loss of the last 500 steps, a mean of three runs, within 0.02 nats of three in float32.
 
     Seven float32 runs with other masks ended between 1.204 and 1.227, a standard deviation of
-    0.008: a difference of two has one of 0.011, and 0.03 is nearly three of them.
+    0.007: a difference of two such means has one of 0.006, and 0.02 is more than three of them.
     """
+    found = [trained[1], *(last_loss(build(text, masks)) for masks in (1, 2))]
     plainly(monkeypatch)
-    plain = build(text, masks=1)
-    assert plain.plain == "the test asks for the plain form"
-    _, loss = trained
-    wanted = last_loss(plain)
-    assert wanted < 1.3  # it has learned: log 30 is 3.4
-    assert abs(loss - wanted) < 0.03
+    plain = [build(text, masks) for masks in (3, 4, 5)]
+    assert {run.plain for run in plain} == {"the test asks for the plain form"}
+    wanted = [last_loss(run) for run in plain]
+    assert max(wanted) < 1.3  # it has learned: log 30 is 3.4
+    assert abs(sum(found) - sum(wanted)) / 3 < 0.02
 
 
 def test_validation_is_that_of_the_plain_form(trained):
