@@ -19,9 +19,10 @@ def dropped(plan, places, hashes, device):
     windows, units = len(places), len(hashes)
     rows = len(RATES) * windows * plan.num_samples
     found = torch.full((rows, units + 3), -1.0, device=device)
-    where = places, hashes, torch.tensor(RATES, device=device)
-    plain = torch.ones(rows, units, device=device)
-    drop(plain, found, where, draws(plan, device), windows, len(RATES), units)
+    site = places, hashes, torch.tensor(RATES, device=device)
+    room = torch.zeros(windows * plan.num_samples, units, dtype=torch.uint8, device=device)
+    mask = mask_levels(site, draws(plan, device), units, room), site[2]
+    drop(torch.ones(rows, units, device=device), found, mask, plan.num_samples, len(RATES), units)
     assert (found[:, units:] == -1).all()
     return found[:, :units].view(len(RATES), windows, plan.num_samples, units)
 
@@ -67,7 +68,7 @@ def test_no_site_copies_and_tokens_gather(device):
     table = torch.randn(7, 5, device=device)
     tokens = torch.tensor([3, 6], device=device)
     found = torch.zeros(2 * 2 * 4, 5, device=device)
-    drop(table, found, None, draws(Plan(4), device), 2, 2, 5, tokens)
+    drop(table, found, None, 4, 2, 5, tokens)
     assert torch.equal(found.view(2, 2, 4, 5), table[tokens].view(1, 2, 1, 5).expand(2, 2, 4, 5))
 
 

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from afterdrop.evaluate.language import StreamSettings
 from afterdrop.evaluate.protocol import Protocol
-from afterdrop.kernels.family_cell import Mask, cell
-from afterdrop.kernels.family_masks import Site, drop, mask_levels
+from afterdrop.kernels.family_cell import cell
+from afterdrop.kernels.family_masks import Mask, Site, drop, mask_levels
 from afterdrop.kernels.uniform import draws, words
 from afterdrop.masks.uniforms import site_key
 from afterdrop.models.fused import Copies
@@ -53,7 +53,7 @@ class SampledFeatures:
         operands = sum(weight.shape[1] for weight in self.weights) + 4 * H
         outputs = 2 * H if self.copies.projection is None else 2 * H + E
         size, L = self.copies.softmax.element_size(), len(self.weights)
-        levels = 2 * L * time * H // len(self.multipliers)
+        levels = 2 * (L + 1) * time * H // len(self.multipliers)
         return size * (operands + H + time * outputs) + 4 * H * L + levels
 
     def clear(self) -> None:
@@ -83,10 +83,14 @@ class SampledFeatures:
         site = self._site(name, first, windows, time, units)
         if site is None:
             return [None] * time
-        places, group = len(site[0]), windows * self.plan.num_samples
-        held = self._buffer(name, len(site[0]) * group // windows, units, torch.uint8)
-        levels = mask_levels(site, self.draws, units, held).view(places // windows, group, units)
-        return [(levels[t % len(levels)], site[2]) for t in range(time)]
+        levels, rates = self._levels(name, site, units)
+        steps = levels.view(-1, windows * self.plan.num_samples, units)
+        return [(steps[t % len(steps)], rates) for t in range(time)]
+
+    def _levels(self, name: str, site: Site, units: int) -> Mask:
+        """A site's mask at all its places."""
+        held = self._buffer(name, len(site[0]) * self.plan.num_samples, units, torch.uint8)
+        return mask_levels(site, self.draws, units, held), site[2]
 
     def _buffer(self, name: str, rows: int, columns: int, dtype: torch.dtype) -> Tensor:
         """A zeroed or reused matrix; padding columns are never written."""
@@ -114,15 +118,14 @@ class SampledFeatures:
         states = [self._masks(name, first, W, time, H) for name in names]
         names = [f"stack.inter_layer_dropout.{at}" for at in range(L - 1)] + ["output_dropout"]
         over = [self._masks(name, first, W, time, H) for name in names]
-        hidden = copies.config.hidden_sizes[0]
+        entering = self._masks("stack.input_dropout", first, W, time, E)
+        hidden, window = copies.config.hidden_sizes[0], torch.arange(W, device=self.device)
         for at, (h, cell_before) in enumerate(state):
-            self._start(a[at][:, -H:], h, states[at][0], W)
+            drop(h.contiguous(), a[at][:, -H:], states[at][0], K, M, hidden, window)
             c[at].view(M, W, K, H)[..., :hidden] = cell_before[None, :, None]
-        entering = self._site("stack.input_dropout", first, W, time, E)
         form = copies.config.input_gate == "capped", copies.config.stacking == "skip"
         for t in range(time):
-            at_t = None if entering is None else _at_step(entering, t, W)
-            drop(copies.embedding, a[0], at_t, self.draws, W, M, E, tokens[:, t].contiguous())
+            drop(copies.embedding, a[0], entering[t], K, M, E, tokens[:, t].contiguous())
             for at in range(L):
                 torch.mm(a[at], self.weights[at].t(), out=gates)
                 ends = at == 0, at == L - 1
@@ -153,24 +156,7 @@ class SampledFeatures:
         site = self._site("projection_dropout", first, windows, time, size)
         if site is not None:
             places = site[0].view(-1, windows).expand(time, windows).t().flatten()
-            whole, groups = (places, *site[1:]), len(self.multipliers)
-            drop(projected, projected, whole, self.draws, windows * time, groups, size)
+            mask = self._levels("projection", (places, *site[1:]), size)
+            K, M = self.plan.num_samples, len(self.multipliers)
+            drop(projected, projected, mask, K, M, size)
         return projected
-
-    def _start(self, own: Tensor, h: Tensor, mask: Mask | None, windows: int) -> None:
-        """Puts the carried h [W, H] of every row where the first step reads it, dropped."""
-        M, K = len(self.multipliers), self.plan.num_samples
-        rows = h[None, :, None].expand(M, windows, K, -1).flatten(0, 2)
-        if mask is not None:
-            levels, rates = mask
-            m = torch.arange(M, device=self.device).view(M, 1, 1)
-            scale = (1 / (1 - rates)).view(M, 1, 1)
-            keep = torch.where(m < levels, scale, 0.0)[..., : h.shape[1]].flatten(0, 1)
-            rows = rows * keep
-        own[:, : h.shape[1]] = rows
-
-
-def _at_step(site: Site, t: int, windows: int) -> Site:
-    """A site at one time step, or its only one."""
-    places = site[0].view(-1, windows)
-    return places[t % len(places)], *site[1:]

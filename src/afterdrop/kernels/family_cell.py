@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from afterdrop.kernels.family_masks import Mask
 from afterdrop.kernels.lstm_forward import tanh
 
 _CELL = {"BLOCK_R": 4, "BLOCK_U": 256, "num_warps": 4}
-Mask = tuple[Tensor, Tensor]  # levels [W · K, H] and the rates [M]
 
 
 @triton.jit(do_not_specialize=["group", "t"])

@@ -16,117 +16,13 @@ from torch import Tensor
 
 from afterdrop.kernels.uniform import Draws, uniform
 
-_DROP = {"BLOCK_K": 32, "BLOCK_U": 64}
+_LEVELS = {"BLOCK_K": 32, "BLOCK_U": 64}
+_DROP = {"BLOCK_R": 8, "BLOCK_U": 128}
 Site = tuple[Tensor, Tensor, Tensor]  # words of places [P], of units [H], rates [M]
+Mask = tuple[Tensor, Tensor]  # levels [P · K, H] and the rates [M]
 
 
-# Sizes that differ from call to call are not compiled in: every value would be compiled anew.
-@triton.jit(do_not_specialize=["P"])
-def _drop(
-    source,
-    target,
-    tokens,
-    places,
-    hashes,
-    rates,
-    tables,
-    keys,
-    columns,
-    size,
-    inverse,
-    below,
-    P,
-    K,
-    M,
-    H,
-    source_stride,
-    target_stride,
-    GATHER: tl.constexpr,
-    DROP: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-    BLOCK_U: tl.constexpr,
-):
-    units = tl.program_id(1) * BLOCK_U + tl.arange(0, BLOCK_U)
-    p = tl.program_id(0)
-    parts = tl.cdiv(size, BLOCK_K)
-    block = tl.program_id(2) // parts
-    local = (tl.program_id(2) % parts) * BLOCK_K + tl.arange(0, BLOCK_K)
-    inside = (local[:, None] < size) & (units[None, :] < H)
-    u = tl.zeros((BLOCK_K, BLOCK_U), tl.float32)
-    if DROP:
-        hashed = tl.load(hashes + units, mask=units < H, other=0)
-        u = uniform(
-            tl.load(places + p),
-            hashed,
-            tl.load(keys + block),
-            tables + block * columns * size,
-            columns,
-            size,
-            inverse,
-            below,
-            local,
-        )
-    for m in range(M):
-        row = ((m * P + p) * K + block * size + local).to(tl.int64)[:, None]
-        if GATHER:
-            at = source + tl.load(tokens + p) * source_stride + units[None, :] + 0 * row
-        else:
-            at = source + row * source_stride + units[None, :]
-        x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
-        if DROP:
-            rate = tl.load(rates + m)
-            x = tl.where(u >= rate, x * (1 / (1 - rate)), 0.0)
-        tl.store(
-            target + row * target_stride + units[None, :],
-            x.to(target.dtype.element_ty),
-            mask=inside,
-        )
-
-
-def drop(
-    source: Tensor,
-    target: Tensor,
-    site: Site | None,
-    draws: Draws,
-    places: int,
-    multipliers: int,
-    units: int,
-    tokens: Tensor | None = None,
-) -> None:
-    """Drops units of rows, or of the rows of a table that tokens name.
-
-    Args:
-        source: [M · P · K, ...], or a table [V, ...] with `tokens`.
-        target: [M · P · K, ...], written.
-        site: The site, or None to copy.
-        draws: The plan.
-        places: P.
-        multipliers: M.
-        units: H.
-        tokens: [P], the row of the table for each place.
-    """
-    none = (draws.keys,) * 3  # never read
-    parts = draws.blocks * -(-draws.size // _DROP["BLOCK_K"])
-    grid = (places, -(-units // _DROP["BLOCK_U"]), parts)  # the first may exceed 65,535
-    _drop[grid](
-        source,
-        target,
-        draws.keys if tokens is None else tokens,
-        *(site or none),
-        *draws.arguments,
-        places,
-        draws.blocks * draws.size,
-        multipliers,
-        units,
-        source.stride(0),
-        target.stride(0),
-        GATHER=tokens is not None,
-        DROP=site is not None,
-        **_DROP,
-    )
-
-
-@triton.jit(do_not_specialize=["P"])
+@triton.jit
 def _levels(
     levels,  # [P, K, H] uint8
     places,
@@ -138,7 +34,6 @@ def _levels(
     size,
     inverse,
     below,
-    P,
     K,
     M,
     H,
@@ -180,17 +75,92 @@ def mask_levels(site: Site, draws: Draws, units: int, out: Tensor) -> Tensor:
     """
     places, hashes, rates = site
     samples = draws.blocks * draws.size
-    parts = draws.blocks * -(-draws.size // _DROP["BLOCK_K"])
-    _levels[(len(places), -(-units // _DROP["BLOCK_U"]), parts)](
+    parts = draws.blocks * -(-draws.size // _LEVELS["BLOCK_K"])
+    grid = (len(places), -(-units // _LEVELS["BLOCK_U"]), parts)  # the first may exceed 65,535
+    _levels[grid](
         out,
         places,
         hashes,
         rates,
         *draws.arguments,
-        len(places),
         samples,
         len(rates),
         units,
-        **_DROP,
+        **_LEVELS,
     )
     return out[: len(places) * samples]
+
+
+# Sizes that differ from call to call are not compiled in: every value would be compiled anew.
+@triton.jit(do_not_specialize=["group"])
+def _drop(
+    source,
+    target,
+    tokens,
+    levels,
+    rates,
+    group,  # P · K, rows of one multiplier
+    K,
+    H,
+    source_stride,
+    target_stride,
+    level_stride,
+    GATHER: tl.constexpr,
+    DROP: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_U: tl.constexpr,
+):
+    within = (tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)).to(tl.int64)[:, None]
+    units = tl.program_id(1) * BLOCK_U + tl.arange(0, BLOCK_U)[None, :]
+    m = tl.program_id(2)
+    inside = (within < group) & (units < H)
+    row = m * group + within
+    origin = row
+    if GATHER:
+        origin = tl.load(tokens + within // K, mask=within < group, other=0)
+    x = tl.load(source + origin * source_stride + units, mask=inside, other=0.0).to(tl.float32)
+    if DROP:
+        level = tl.load(levels + within * level_stride + units, mask=inside, other=0).to(tl.int32)
+        x = tl.where(m < level, x * (1 / (1 - tl.load(rates + m))), 0.0)
+    tl.store(target + row * target_stride + units, x.to(target.dtype.element_ty), mask=inside)
+
+
+def drop(
+    source: Tensor,
+    target: Tensor,
+    mask: Mask | None,
+    samples: int,
+    multipliers: int,
+    units: int,
+    tokens: Tensor | None = None,
+) -> None:
+    """Drops units of rows, or of the rows of a table that tokens name.
+
+    Args:
+        source: [M · P · K, ...], or a table [V, ...] with `tokens`.
+        target: [M · P · K, ...], written.
+        mask: The mask, or None to copy.
+        samples: K.
+        multipliers: M.
+        units: H, the first columns.
+        tokens: [P], the row of the table for each place.
+    """
+    group = len(target) // multipliers
+    levels, rates = mask or (source, source)  # never read
+    grid = (-(-group // _DROP["BLOCK_R"]), -(-units // _DROP["BLOCK_U"]), multipliers)
+    _drop[grid](
+        source,
+        target,
+        source if tokens is None else tokens,
+        levels,
+        rates,
+        group,
+        samples,
+        units,
+        source.stride(0),
+        target.stride(0),
+        levels.stride(0),
+        GATHER=tokens is not None,
+        DROP=mask is not None,
+        **_DROP,
+    )
