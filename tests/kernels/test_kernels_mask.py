@@ -4,7 +4,7 @@ import kernel_device
 import pytest
 import torch
 
-from afterdrop.kernels.mask import draw_mask
+from afterdrop.kernels.mask import apply_mask, draw_mask
 
 pytestmark = kernel_device.quiet
 device = kernel_device.device
@@ -44,3 +44,26 @@ def test_elements_do_not_depend_on_the_size_of_the_mask_or_its_type(device):
     assert torch.equal(long[:7], short)
     half = drawn(device, shape=(3000,), dtype=torch.float16)
     assert torch.equal(half, long.half())
+
+
+@pytest.mark.parametrize("rows", [2, 6], ids=["shared over time", "of each step"])
+@pytest.mark.parametrize("gather", [False, True])
+def test_rows_times_their_mask_are_rounded_into_the_first_columns(rows, gather, device):
+    """Three steps of two rows, 1,100 columns in blocks of 1,024; padding is left alone."""
+    table, mask = torch.randn(9, 1104, device=device), torch.randn(rows, 1104, device=device)
+    index = torch.tensor([8, 0, 3, 3, 1, 5], device=device) if gather else None
+    target = torch.full((6, 1120), 7.0, dtype=torch.float16, device=device)
+    source = table if gather else table[:6]
+    apply_mask(source, mask, target, 1100, index)
+    wanted = (table[index] if gather else source) * mask.repeat(6 // rows, 1)
+    torch.testing.assert_close(target[:, :1100], wanted[:, :1100].half(), rtol=1e-3, atol=1e-3)
+    assert (target[:, 1100:] == 7).all()
+
+
+def test_without_a_mask_rows_are_copied_or_stay(device):
+    rows, target = torch.randn(3, 5, device=device), torch.zeros(3, 5, device=device)
+    apply_mask(rows, None, target, 4)
+    assert torch.equal(target[:, :4], rows[:, :4]) and not target[:, 4].any()
+    before = rows.clone()
+    apply_mask(rows, None, rows, 5)
+    assert torch.equal(rows, before)

@@ -1,4 +1,7 @@
-"""Training masks: a pure function of seed, step, site and element, drawn inside a CUDA graph."""
+"""Training masks: a pure function of seed, step, site and element, drawn inside a CUDA graph.
+
+`apply_mask` multiplies by one where rows are copied or gathered anyway.
+"""
 
 from __future__ import annotations
 
