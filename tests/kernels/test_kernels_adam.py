@@ -48,7 +48,7 @@ def test_three_steps_are_those_of_torch(max_norm, l2, device):
     slots, copies = padded_slots(device)
     plain = [torch.nn.Parameter(slot.parameter.clone()) for slot in slots]
     optimiser = AdamTF(plain, 0.01, 0.9, 1e-6)
-    adam = Adam(device, l2, 0.9, 1e-6, max_norm)
+    adam = Adam(slots, l2, 0.9, 1e-6, max_norm)
     adam.learning_rate.fill_(0.01)
     for _ in range(3):
         for slot, parameter in zip(slots, plain):
@@ -59,7 +59,7 @@ def test_three_steps_are_those_of_torch(max_norm, l2, device):
         if max_norm is not None:
             torch.nn.utils.clip_grad_norm_(plain, max_norm)
         optimiser.step()
-        adam.step(slots)
+        adam.step()
     for slot, parameter in zip(slots, plain):
         assert relative(slot.parameter, parameter) < 1e-6
         assert relative(slot.square, optimiser.state[parameter]["square"]) < 1e-6
@@ -71,15 +71,15 @@ def test_three_steps_are_those_of_torch(max_norm, l2, device):
 
 
 def test_rows_longer_than_a_block(device):
-    """1,500 columns in blocks of 1,024, clipped; a copy in another type is rounded."""
+    """1,500 columns in blocks of 512, clipped; a copy in another type is rounded."""
     parameter = torch.randn(2, 1500, device=device)
     plain = torch.nn.Parameter(parameter.clone())
     plain.grad = torch.randn_like(plain)
     copy = torch.zeros(2, 1536, dtype=torch.float16, device=device)
     slot = Slot(parameter, plain.grad.clone(), torch.zeros_like(parameter), copy)
-    adam = Adam(device, 0.0, 0.999, 1e-8, 1.0)
+    adam = Adam([slot], 0.0, 0.999, 1e-8, 1.0)
     adam.learning_rate.fill_(0.1)
-    adam.step([slot])
+    adam.step()
     torch.nn.utils.clip_grad_norm_([plain], 1.0)
     AdamTF([plain], 0.1).step()
     assert relative(parameter, plain) < 1e-6

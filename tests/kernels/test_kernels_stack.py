@@ -63,14 +63,15 @@ def run(shape, state, inter, device):
         spread(mask, sharing, n, shape)
         for mask, sharing, n in zip(made.masks, made.sharing, (L, max(1, L - 1)))
     ]
-    wide = made.out.new_zeros(2, L, B, made.out.shape[-1])
-    wide[0, ..., :H], wide[1, ..., :H] = h, c
+    made.last[..., :H], made.c[:, -1, :, :H] = h, c
     made.x[0, ..., : shape.inputs] = x.detach()
-    made.start(*wide)
-    made.forward()
+    made.start()
+    made.forward(range(1))
+    made.forward(range(1, made.ticks))
     wide_dy = torch.zeros_like(made.out)
     wide_dy[..., :H] = dy
-    made.backward(wide_dy)
+    made.backward(wide_dy, range(1))
+    made.backward(wide_dy, range(1, made.ticks))
     y, h, c = reference(x, h, c, layers, masks, shape.capped, shape.skip)
     y.backward(dy)
     return Found(made, y, h, c, layers, x)
@@ -83,13 +84,23 @@ def check(found, device):
     assert relative(stack.out[..., :H], found.wanted) < near
     assert relative(stack.last[..., :H], found.h) < near
     assert relative(stack.c[:, -1, :, :H], found.c) < near
-    for (d_x, d_h), (w_x, w_h, bias) in zip(stack.weight_gradients(), found.layers):
+    for d_x, d_h, (w_x, w_h, bias) in zip(*weight_gradients(stack), found.layers):
         d_x, d_h = (d.unflatten(0, (4, -1))[:, :H].flatten(0, 1) for d in (d_x, d_h))
         assert relative(d_x[:, : w_x.shape[1]], w_x.grad) < nearly
         assert relative(d_h[:, :H], w_h.grad) < nearly
         assert relative(d_h[:, H], bias.grad) < nearly
     inputs = stack.input_gradient()[:, : stack.shape.inputs]
     assert relative(inputs.view_as(found.x), found.x.grad) < nearly
+
+
+def weight_gradients(stack):
+    """Of all layers, from the later and the earlier half of the window."""
+    weights, half, time = stack.weights, stack.shape.time // 2, stack.shape.time
+    found = [torch.full_like(w.flatten(1, 2), torch.nan) for w in (weights.w_x, weights.w_h)]
+    stack.weight_gradients(*found, range(half, time), add=False)
+    if half:
+        stack.weight_gradients(*found, range(half), add=True)
+    return found
 
 
 def check_padding(stack):
@@ -136,6 +147,24 @@ def test_any_small_stack_is_that_of_float64(sizes, form, sharing, device):
     check(run(StackShape(*sizes, *form), *sharing, device), device)
 
 
+def test_rows_that_are_not_kept_start_from_zero(device):
+    """The others from the dropped state and the cell of the window before."""
+    stack = Stack(
+        StackShape(3, 5, 2, 2, 3),
+        StackWeights(StackShape(3, 5, 2, 2, 3), torch.float32, device),
+        state="step",
+    )
+    stack.last[..., :5], stack.c[:, -1, :, :5] = 2.0, 3.0
+    stack.masks[0].fill_(7.0)
+    stack.masks[0][:, 0] = 0.5
+    stack.dc.fill_(1.0)
+    stack.start(torch.tensor([0.0, 1.25], device=device))
+    for row, (h, c) in enumerate([(0.0, 0.0), (1.0, 3.0)]):
+        assert (stack.h[:, 0, row, :5] == h).all() and (stack.c[:, 0, row, :5] == c).all()
+    assert (stack.h[:, 0, :, 5] == 1).all() and not stack.h[:, 0, :, 6:].any()
+    assert not stack.dc.any() and (stack.last[..., :5] == 2.0).all()
+
+
 def test_windows_without_training_carry_the_state_on(device):
     """Two windows of 2 steps are one of 4, to the bit; nothing is kept for a backward pass."""
     whole, part = StackShape(3, 5, 2, 2, 4), StackShape(3, 5, 2, 2, 2)
@@ -154,11 +183,11 @@ def test_windows_without_training_carry_the_state_on(device):
     x = torch.randn(4, 2, 3, generator=generator).to(device)
     one, two = (Stack(shape, weights, training=False) for shape in (whole, part))
     one.x[0, ..., :3] = x
-    one.start(one.last, one.c[:, -1])
+    one.start()
     one.forward()
     for window in x.split(2):
         two.x[0, ..., :3] = window
-        two.start(two.last, two.c[:, -1])
+        two.start()
         two.forward()
     assert torch.equal(two.out, one.out[2:])
     assert torch.equal(two.last, one.last) and torch.equal(two.c[:, -1], one.c[:, -1])

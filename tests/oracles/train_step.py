@@ -1,6 +1,6 @@
 """A training step in plain torch with masks that are given, in float64 or as the model is.
 
-The masks are those that a `FusedText` has just drawn, so that both make the same step.
+The masks are those that a `FusedStep` has just drawn, so that both make the same step.
 """
 
 import torch
@@ -11,20 +11,20 @@ from afterdrop.train.objective import add_prior_gradient, data_loss
 from afterdrop.train.optimiser import build_optimiser
 
 
-def drawn_masks(fused):
+def drawn_masks(steps):
     """The masks of a step in the order in which a model asks for them, without padding."""
-    H, E = fused.model.config.hidden_sizes[0], fused.model.embedding.shape[1]
-    (state, inter), sharing = fused.stack.masks, fused.stack.sharing
-    masks = [fused.masks["input"][..., :E]] if "input" in fused.masks else []
-    for layer in range(fused.stack.shape.layers):
+    H, E = steps.model.config.hidden_sizes[0], steps.model.embedding.shape[1]
+    (state, inter), sharing = steps.stack.masks, steps.stack.sharing
+    masks = [steps.masks["input"][..., :E]] if "input" in steps.masks else []
+    for layer in range(steps.stack.shape.layers):
         if layer and sharing[1] != "none":
             masks.append(inter[layer - 1, ..., :H])
         if sharing[0] != "none":
             whole = state[layer, ..., :H]
             masks.append(whole if sharing[0] == "step" else whole[0])
     for name, size in (("output", H), ("projection", E)):
-        if name in fused.masks:
-            masks.append(fused.masks[name][..., :size])
+        if name in steps.masks:
+            masks.append(steps.masks[name][..., :size])
     return masks
 
 

@@ -1,81 +1,119 @@
-"""The optimiser's step in two kernels a parameter: the global norm, then clip, L2, Adam and copy.
+"""The optimiser's step in three launches: the global norm, its factors, then clip, Adam and copy.
 
     g ← g + l2 Θ          g ← g · min(1, max_norm / ‖g‖)          v ← β2 v + (1 − β2) g²
     Θ ← Θ − lr √(1 − β2ᵗ) g / (√v + ε)                            as `train.optimiser.AdamTF`
 
 Gradients lie in padded matrices and the 16-bit copy of a weight goes into another, so a parameter
-[groups · rows, columns] is read and written through two layouts.
+[groups · rows, columns] is read and written through two layouts. A table has the addresses and
+sizes of all parameters; a program finds its part of a row there.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-_BLOCK = 1024
+_BLOCK = 512  # columns of a piece
+_PIECES = 4  # of a program that sums squares
+_SETTLE = 1024
+_FIELDS = 12
+_NO_COPY, _COPY, _FLOAT_COPY = 0, 1, 2
 
 
 @triton.jit
-def _gradient(parameter, grad, row, column, inside, columns, rows, rows_p, stride, step, l2):
-    """G + l2 Θ of elements of a row, and Θ."""
-    at = ((row // rows) * rows_p + row % rows).to(tl.int64) * stride + column * step
-    theta = tl.load(parameter + row * columns + column, mask=inside, other=0.0)
-    return tl.load(grad + at, mask=inside, other=0.0) + l2 * theta, theta
+def _piece(pieces, table, number, FIELDS: tl.constexpr, BLOCK: tl.constexpr):
+    """Where a piece is: its row of the table, its row, its columns, and those that are real."""
+    at = table + tl.load(pieces + 3 * number) * FIELDS
+    row = tl.load(pieces + 3 * number + 1)
+    column = tl.load(pieces + 3 * number + 2) + tl.arange(0, BLOCK)
+    return at, row, column, column < tl.load(at + 4)
 
 
 @triton.jit
-def _square_sum(
-    parameter, grad, sums, columns, rows, rows_p, stride, step, l2, BLOCK: tl.constexpr
+def _gradient(at, row, column, inside, l2):
+    """G + l2 Θ of a piece, and Θ."""
+    parameter = tl.load(at).to(tl.pointer_type(tl.float32))
+    grad = tl.load(at + 1).to(tl.pointer_type(tl.float32))
+    rows = tl.load(at + 5)
+    place = ((row // rows) * tl.load(at + 6) + row % rows) * tl.load(at + 7)
+    theta = tl.load(parameter + row * tl.load(at + 4) + column, mask=inside, other=0.0)
+    g = tl.load(grad + place + column * tl.load(at + 8), mask=inside, other=0.0)
+    return g + l2 * theta, theta
+
+
+@triton.jit
+def _square_sums(
+    pieces, table, sums, l2, FIELDS: tl.constexpr, PIECES: tl.constexpr, BLOCK: tl.constexpr
 ):
-    row = tl.program_id(0)
     total = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, columns, BLOCK):
-        column = start + tl.arange(0, BLOCK)
-        g, _ = _gradient(
-            parameter, grad, row, column, column < columns, columns, rows, rows_p, stride, step, l2
+    for part in tl.static_range(PIECES):
+        at, row, column, inside = _piece(
+            pieces, table, tl.program_id(0) * PIECES + part, FIELDS, BLOCK
         )
+        g, _ = _gradient(at, row, column, inside, l2)
         total += g * g
-    tl.store(sums + row, tl.sum(total, 0))
+    tl.store(sums + tl.program_id(0), tl.sum(total, 0))
+
+
+@triton.jit
+def _settle(
+    sums,
+    count,
+    numbers,  # float64: steps, learning rate, ln β2, max_norm
+    factors,  # of the gradient, and the size of the step
+    CLIP: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    step = tl.load(numbers) + 1
+    tl.store(numbers, step)
+    if CLIP:
+        total = tl.zeros((BLOCK,), tl.float64)
+        for start in range(0, count, BLOCK):
+            at = start + tl.arange(0, BLOCK)
+            total += tl.load(sums + at, mask=at < count, other=0.0).to(tl.float64)
+        clip = tl.load(numbers + 3) / (tl.sqrt(tl.sum(total, 0)) + 1e-6)
+        tl.store(factors, tl.minimum(clip, 1.0).to(tl.float32))
+    size = tl.load(numbers + 1) * tl.sqrt(1 - tl.exp(step * tl.load(numbers + 2)))
+    tl.store(factors + 1, size.to(tl.float32))
 
 
 @triton.jit
 def _update(
-    parameter,
-    grad,
-    square,
-    copy,
+    pieces,
+    table,
     factors,
-    columns,
-    rows,
-    rows_p,
-    stride,
-    step,
-    copy_rows,
-    copy_stride,
     l2,
     beta2,
     epsilon,
-    COPY: tl.constexpr,
+    COPY: tl.constexpr,  # the type of copies
+    FIELDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    row = tl.program_id(0)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < columns
-    g, theta = _gradient(
-        parameter, grad, row, column, inside, columns, rows, rows_p, stride, step, l2
-    )
+    at, row, column, inside = _piece(pieces, table, tl.program_id(0), FIELDS, BLOCK)
+    g, theta = _gradient(at, row, column, inside, l2)
     g *= tl.load(factors)
-    index = row * columns + column
+    index = row * tl.load(at + 4) + column
+    square = tl.load(at + 2).to(tl.pointer_type(tl.float32))
     v = tl.load(square + index, mask=inside, other=0.0)
     v = beta2 * v + (1 - beta2) * g * g
     tl.store(square + index, v, mask=inside)
     theta -= tl.load(factors + 1) * g / (tl.sqrt(v) + epsilon)
+    parameter = tl.load(at).to(tl.pointer_type(tl.float32))
     tl.store(parameter + index, theta, mask=inside)
-    if COPY:
-        at = ((row // rows) * copy_rows + row % rows).to(tl.int64) * copy_stride + column
-        tl.store(copy + at, theta.to(copy.dtype.element_ty), mask=inside)
+    kind = tl.load(at + 11)
+    rows = tl.load(at + 5)
+    place = ((row // rows) * tl.load(at + 9) + row % rows) * tl.load(at + 10) + column
+    if kind == 1:
+        copy = tl.load(at + 3).to(tl.pointer_type(COPY))
+        tl.store(copy + place, theta.to(COPY), mask=inside)
+    if kind == 2:
+        exact = tl.load(at + 3).to(tl.pointer_type(tl.float32))
+        tl.store(exact + place, theta, mask=inside)
 
 
 class Slot:
@@ -83,7 +121,7 @@ class Slot:
 
     Args:
         parameter: [groups · rows, columns] or [groups · rows], contiguous float32.
-        grad: The gradient, padded: its element (group, row, column) is at
+        grad: The gradient, float32 and padded: its element (group, row, column) is at
             (group · rows₊ + row) · stride + column.
         square: The optimiser's state, like the parameter.
         copy: The padded copy of the same form, or None.
@@ -99,6 +137,7 @@ class Slot:
         groups: int = 1,
     ) -> None:
         assert parameter.is_contiguous() and square.is_contiguous()
+        assert parameter.dtype == grad.dtype == square.dtype == torch.float32
         self.parameter, self.grad, self.square, self.copy = parameter, grad, square, copy
         matrix = parameter.dim() == 2
         # A vector is read as one row a group, whose elements may lie apart in the gradient.
@@ -113,70 +152,94 @@ class Slot:
             self.copy_rows = copy.shape[0] // groups if matrix else 1
             self.copy_stride = copy.stride(0) if matrix else copy.shape[0] // groups
 
+    def fields(self) -> list[int]:
+        """Its row of the table."""
+        kind = _NO_COPY
+        if self.copy is not None:
+            kind = _FLOAT_COPY if self.copy.dtype == torch.float32 else _COPY
+        held = self.parameter, self.grad, self.square, self.copy
+        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in held]
+        layout = [self.columns, self.rows, self.rows_p, self.stride, self.step]
+        return [*addresses, *layout, self.copy_rows, self.copy_stride, kind]
+
 
 class Adam:
     """Steps of all parameters, with nothing but device memory read and written.
 
     Args:
-        device: Where the parameters are.
+        slots: The parameters; all their tensors stay where they are.
         l2: Penalty.
         beta2: Decay of the squares.
         epsilon: Added to their root.
         max_norm: Clip, or None.
+
+    Attributes:
+        steps: Steps done, a float64 scalar on the device.
+        learning_rate: The same of the learning rate.
     """
 
     def __init__(
-        self, device: torch.device, l2: float, beta2: float, epsilon: float, max_norm: float | None
+        self,
+        slots: Sequence[Slot],
+        l2: float,
+        beta2: float,
+        epsilon: float,
+        max_norm: float | None,
     ) -> None:
-        self.l2, self.beta2, self.epsilon, self.max_norm = l2, beta2, epsilon, max_norm
-        self.learning_rate = torch.zeros((), dtype=torch.float64, device=device)
-        self.steps = torch.zeros((), dtype=torch.float64, device=device)
+        self.slots, self.l2, self.beta2, self.epsilon = slots, l2, beta2, epsilon
+        self._clips = max_norm is not None
+        device = slots[0].parameter.device
+        numbers = [0.0, 0.0, math.log(beta2) if beta2 else -math.inf, max_norm or 0.0]
+        self._numbers = torch.tensor(numbers, dtype=torch.float64, device=device)
+        self.steps, self.learning_rate = self._numbers[0], self._numbers[1]
         self._factors = torch.ones(2, device=device)
+        copies = {slot.copy.dtype for slot in slots if slot.copy is not None}
+        (self._copy,) = copies - {torch.float32} or {torch.float32}
+        self._table = torch.tensor([slot.fields() for slot in slots], device=device)
+        self._pieces = _pieces(slots).to(device)
+        self._sums = torch.zeros(len(self._pieces) // _PIECES, device=device)
 
-    def step(self, slots: list[Slot]) -> None:
+    def step(self) -> None:
         """One step along the gradients as they are now."""
-        self.steps += 1
-        if self.max_norm is not None:
-            sums = torch.empty(sum(slot.count for slot in slots), device=self._factors.device)
-            for slot, part in zip(slots, sums.split([slot.count for slot in slots])):
-                self._norm(slot, part)
-            norm = sums.double().sum().sqrt_()
-            self._factors[0] = (self.max_norm / (norm + 1e-6)).clamp_(max=1.0)
-        self._factors[1] = self.learning_rate * (1 - self.beta2**self.steps).sqrt_()
-        for slot in slots:
-            self._apply(slot)
-
-    def _norm(self, slot: Slot, sums: Tensor) -> None:
-        _square_sum[(slot.count,)](
-            slot.parameter,
-            slot.grad,
-            sums,
-            slot.columns,
-            slot.rows,
-            slot.rows_p,
-            slot.stride,
-            slot.step,
-            self.l2,
-            BLOCK=_BLOCK,
-        )
-
-    def _apply(self, slot: Slot) -> None:
-        _update[(slot.count, -(-slot.columns // _BLOCK))](
-            slot.parameter,
-            slot.grad,
-            slot.square,
-            slot.parameter if slot.copy is None else slot.copy,
+        sizes = {"FIELDS": _FIELDS, "BLOCK": _BLOCK}
+        found = self._pieces, self._table
+        if self._clips:
+            _square_sums[(len(self._sums),)](*found, self._sums, self.l2, PIECES=_PIECES, **sizes)
+        _settle[(1,)](
+            self._sums,
+            len(self._sums),
+            self._numbers,
             self._factors,
-            slot.columns,
-            slot.rows,
-            slot.rows_p,
-            slot.stride,
-            slot.step,
-            slot.copy_rows,
-            slot.copy_stride,
+            CLIP=self._clips,
+            BLOCK=_SETTLE,
+            num_warps=8,
+        )
+        _update[(len(self._pieces),)](
+            *found,
+            self._factors,
             self.l2,
             self.beta2,
             self.epsilon,
-            COPY=slot.copy is not None,
-            BLOCK=_BLOCK,
+            COPY=_TYPES[self._copy],
+            **sizes,
         )
+
+
+_TYPES = {
+    torch.float32: tl.float32,
+    torch.float16: tl.float16,
+    torch.bfloat16: tl.bfloat16,
+}
+
+
+def _pieces(slots: Sequence[Slot]) -> Tensor:
+    """Parts of rows [P, 3], P a multiple of `_PIECES`: the slot, the row, the first column."""
+    found = []
+    for number, slot in enumerate(slots):
+        row, start = torch.meshgrid(
+            torch.arange(slot.count), torch.arange(0, slot.columns, _BLOCK), indexing="ij"
+        )
+        found.append(torch.stack([torch.full_like(row, number), row, start], -1).view(-1, 3))
+    empty = torch.tensor([[0, 0, slots[0].columns]])  # behind the last column
+    pieces = torch.cat(found)
+    return torch.cat([pieces, empty.expand(-len(pieces) % _PIECES, 3)])

@@ -1,8 +1,9 @@
-"""A function without arguments as a CUDA graph."""
+"""A function without arguments as a CUDA graph, and work beside its main stream."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -31,6 +32,36 @@ class Replay:
             return
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):  # records, does not run
+        main = torch.cuda.Stream(self._device, priority=-1)  # goes before work `Beside` it
+        with torch.cuda.graph(graph, stream=main):  # records, does not run
             function()
         self._graph = graph
+
+
+class Beside:
+    """A second stream for work that the main one needs later; on a CPU all runs in order.
+
+    What one stream makes for the other must lie in tensors that are there from the start: memory
+    that is given back is used again by its own stream, whatever the other still reads.
+
+    Args:
+        device: Where.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    @contextmanager
+    def work(self) -> Iterator[None]:
+        """What is launched inside runs beside the main stream, after all that it has so far."""
+        if self._stream is None:
+            yield
+            return
+        self._stream.wait_stream(torch.cuda.current_stream(self._stream.device))
+        with torch.cuda.stream(self._stream):
+            yield
+
+    def join(self) -> None:
+        """What the main stream does next comes after all work beside it."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)

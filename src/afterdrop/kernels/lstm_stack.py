@@ -20,6 +20,7 @@ from torch import Tensor
 
 from afterdrop.kernels.lstm_backward import backward_cell, backward_products
 from afterdrop.kernels.lstm_forward import forward_tick
+from afterdrop.kernels.lstm_start import start_window
 
 UNIT = 32
 SPLITS = 4
@@ -105,8 +106,8 @@ _SHARING = {"none": 0, "window": 1, "step": 2}
 class Stack:
     """Runs windows through a stack, forwards and back.
 
-    Fill `x[0, ..., :inputs]` with the dropped input, `start` the state, draw the masks, then call
-    `forward` and `backward`.
+    Draw the masks, fill `x[0, ..., :inputs]` with the dropped input, then call `start`, `forward`
+    and `backward`.
 
     Args:
         shape: The sizes.
@@ -149,21 +150,37 @@ class Stack:
         self.widths = [padded(shape.inputs), *[H] * (L - 1)]  # padded inputs of each layer
         self.block_rows = min(64, max(16, triton.next_power_of_2(B)))
 
-    def start(self, h: Tensor, c: Tensor) -> None:
-        """Sets the state [L, B, H₊] before the window; h is dropped here."""
-        kept = h if self.sharing[0] == "none" else h * self.masks[0][:, 0]
-        self.h[:, 0].copy_(kept)
-        if self.training:
-            self.h[:, 0, :, self.shape.hidden] = 1
-        self.c[:, 0].copy_(c)
+    @property
+    def ticks(self) -> int:
+        """Launches of a whole window, forwards or back."""
+        return self.shape.time + self.shape.layers - 1
 
-    def forward(self) -> None:
-        """Fills `out` [time, B, H₊], `last` and `c` of the window."""
+    def start(self, kept: Tensor | None = None) -> None:
+        """Goes on from `last` and the last `c`; rows [B] where `kept` is 0 start from zero."""
+        L, B, H = self.last.shape
+        start_window[(-(-B * H // _BLOCK_CELL), L)](
+            self.last,
+            self.c,
+            self.last if kept is None else kept,
+            self.masks[0],
+            self.h,
+            self.dc,
+            self.shape.time,
+            B,
+            H,
+            self.shape.hidden if self.training else -1,
+            RESETS=kept is not None,
+            STATE=_SHARING[self.sharing[0]],
+            BLOCK=_BLOCK_CELL,
+        )
+
+    def forward(self, ticks: range | None = None) -> None:
+        """Fills `out` [time, B, H₊], `last` and `c` of the window, or does some of the ticks."""
         shape, weights = self.shape, self.weights
         L, B, T = shape.layers, shape.rows, shape.time
         H, X = weights.w_h.shape[-1], weights.w_x.shape[-1]
         grid = (H // _FORWARD["BLOCK_U"], L, -(-B // self.block_rows))
-        for tick in range(T + L - 1):
+        for tick in range(self.ticks) if ticks is None else ticks:
             forward_tick[grid](
                 tick,
                 self.x,
@@ -192,16 +209,15 @@ class Stack:
                 **_FORWARD,
             )
 
-    def backward(self, dy: Tensor) -> None:
-        """Fills `d_gates` from the gradient [time, B, H₊] of the output."""
+    def backward(self, dy: Tensor, ticks: range | None = None) -> None:
+        """Fills `d_gates` from the gradient [time, B, H₊] of the output, or does some ticks."""
         shape, weights = self.shape, self.weights
         L, B, T = shape.layers, shape.rows, shape.time
         H, X = weights.w_h.shape[-1], weights.w_x.shape[-1]
-        self.dc.zero_()
         products = (-(-H // _PRODUCTS["BLOCK_N"]) * -(-B // self.block_rows), 2 * L, SPLITS)
         cells = (-(-B * H // _BLOCK_CELL), L)
         sizes = {"LAYERS": L, "SPLITS": SPLITS}
-        for tick in range(T + L - 1):
+        for tick in range(self.ticks) if ticks is None else ticks:
             backward_products[products](
                 tick,
                 self.d_gates,
@@ -236,14 +252,23 @@ class Stack:
                 BLOCK=_BLOCK_CELL,
             )
 
-    def weight_gradients(self) -> list[tuple[Tensor, Tensor]]:
-        """Gradients of W [4H₊, X] and U [4H₊, H₊] of each layer; the bias's is column H of U's."""
-        found = []
-        for layer, width in enumerate(self.widths):
-            d = self.d_gates[layer].flatten(0, 1).flatten(1).t()
-            x = self.x[layer].flatten(0, 1)[:, :width]
-            found.append((product(d, x), product(d, self.h[layer, :-1].flatten(0, 1))))
-        return found
+    def weight_gradients(self, d_w_x: Tensor, d_w_h: Tensor, steps: range, add: bool) -> None:
+        """The share of some time steps in the gradients of the weights.
+
+        The gradient of the bias is column H of that of U.
+
+        Args:
+            d_w_x: [L, 4H₊, X₊] float32, written.
+            d_w_h: [L, 4H₊, H₊] float32, written.
+            steps: Which time steps.
+            add: Whether to add to what is there.
+        """
+        some = slice(steps.start, steps.stop)
+        d = self.d_gates[:, some].flatten(3).flatten(1, 2).transpose(1, 2)
+        product(d, self.h[:, some].flatten(1, 2), d_w_h, add)
+        for layers, width in _equal(self.widths):
+            x = self.x[layers, some, :, :width].flatten(1, 2)
+            product(d[layers], x, d_w_x[layers, :, :width], add)
 
     def input_gradient(self) -> Tensor:
         """The gradient [time · B, inputs₊] of the first layer's dropped input."""
@@ -252,8 +277,37 @@ class Stack:
         return product(d, self.weights.w_x[0].flatten(0, 1)[:, :width])
 
 
-def product(a: Tensor, b: Tensor) -> Tensor:
-    """The product of two matrices with 16-bit elements, summed and returned in float32."""
+def _equal(widths: list[int]) -> list[tuple[slice, int]]:
+    """Layers with inputs of one width: all, or the first and the others."""
+    first, *others = widths
+    if all(width == first for width in others):
+        return [(slice(None), first)]
+    return [(slice(0, 1), first), (slice(1, None), others[0])]
+
+
+def product(a: Tensor, b: Tensor, out: Tensor | None = None, add: bool = False) -> Tensor:
+    """The product of matrices, or of batches of them, with 16-bit elements, summed in float32.
+
+    Args:
+        a: [..., N, K].
+        b: [..., K, M].
+        out: Where to, float32; None for a new tensor.
+        add: Whether to add to what is there.
+
+    Returns:
+        `out`.
+    """
+    shape = *a.shape[:-1], b.shape[-1]
+    if out is None:
+        out = torch.empty(shape, device=a.device)
     if a.is_cuda and a.dtype in (torch.bfloat16, torch.float16):
-        return torch.mm(a, b, out_dtype=torch.float32)
-    return a.float() @ b.float()
+        matrix = a.dim() == 2
+        if add:
+            (torch.addmm if matrix else torch.baddbmm)(out, a, b, torch.float32, out=out)
+        else:
+            (torch.mm if matrix else torch.bmm)(a, b, torch.float32, out=out)
+    elif add:
+        out += a.float() @ b.float()
+    else:
+        out.copy_(a.float() @ b.float())
+    return out

@@ -153,7 +153,7 @@ class DeterministicPass:
         stack = self.stack
         x = self.copies.embedding[self.tokens]
         stack.x[0, ..., : x.shape[-1]].copy_(x)
-        stack.start(stack.last, stack.c[:, -1])
+        stack.start()
         stack.forward()
 
 

@@ -1,0 +1,46 @@
+"""The state before a window of `lstm_forward`: that after the one before, reset and dropped.
+
+Letters as in `lstm_forward`.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def start_window(
+    last,  # [L, B, H] float32, undropped
+    c,  # [L, time + 1, B, H] float32: from the last step to step 0
+    kept,  # [B], 0 where a row starts from zero
+    state_mask,  # [L, time or 1, B, H]
+    h,  # [L, time + 1, B, H] dropped; step 0's is written
+    dc,  # [L, B, H] float32, zeroed for the way back
+    time,
+    B,
+    H,
+    ones,  # the unit whose h̃ is 1; -1 for none
+    RESETS: tl.constexpr,
+    STATE: tl.constexpr,  # 0 no mask, 1 one mask a window, 2 one a step
+    BLOCK: tl.constexpr,
+):
+    """Writes h̃ and c of step 0."""
+    layer = tl.program_id(1)
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    real = place < B * H
+    state = tl.load(last + layer * B * H + place, mask=real, other=0.0)
+    at_c = c + layer * (time + 1) * B * H + place
+    cell = tl.load(at_c + time * B * H, mask=real, other=0.0)
+    if RESETS:
+        stays = tl.load(kept + place // H, mask=real, other=0.0) > 0
+        state = tl.where(stays, state, 0.0)
+        cell = tl.where(stays, cell, 0.0)
+    if STATE > 0:
+        step = layer * time if STATE == 2 else layer
+        state *= tl.load(state_mask + step * B * H + place, mask=real, other=0.0)
+    state = tl.where(place % H == ones, 1.0, state)
+    at_h = h + layer * (time + 1) * B * H + place
+    tl.store(at_h, state.to(h.dtype.element_ty), mask=real)
+    tl.store(at_c, cell, mask=real)
+    tl.store(dc + layer * B * H + place, tl.zeros((BLOCK,), tl.float32), mask=real)

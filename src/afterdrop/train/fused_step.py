@@ -1,0 +1,256 @@
+"""A whole training step of a language model: masks, passes, gradients, clip and update.
+
+The step is that of `Trainer.train_step` with 16-bit operands: weights, cells, sums and gradients of
+weights stay float32. It reads and writes fixed tensors, so that it can be a CUDA graph. The ticks
+of the stack follow one another and leave much of a GPU idle; what they do not wait for runs beside
+them: the softmax of a window's first part while its last one runs, and on the way back the
+gradients of the table and of the later time steps' weights.
+
+Letters as in `models.fused`: R = time · B places, H units, E of the embedding, V token types.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from afterdrop.kernels.adam import Adam, Slot
+from afterdrop.kernels.cross_entropy import cross_entropy
+from afterdrop.kernels.graph import Beside
+from afterdrop.kernels.lstm_stack import Sharing, Stack, fine, product
+from afterdrop.kernels.mask import apply_mask, draw_mask
+from afterdrop.models import LanguageModel
+from afterdrop.models.fused import Copies, lstm_layers
+from afterdrop.train.config import TrainConfig
+from afterdrop.train.optimiser import AdamTF
+
+_SHARED: dict[str, Sharing] = {"sequence": "window", "step": "step"}
+_RECURRENT = ("state", "inter_layer")  # sites whose masks the stack holds
+_SOFTMAX_BESIDE = 2 / 3  # of the time steps
+_GRADIENT_BESIDE = 1 / 2
+
+
+class FusedStep:
+    """Buffers of a step, and the step.
+
+    Args:
+        config: The run's.
+        model: The model; its parameters are updated in place.
+        optimiser: Its squares are kept up to date.
+        window: Time steps.
+        step: The step to go on from.
+        dtype: Of the products' operands.
+
+    Attributes:
+        tokens: [2, R] inputs and targets of the step.
+        counter: The step's number, which its masks depend on.
+        loss: Of the last step, a scalar.
+    """
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        model: LanguageModel,
+        optimiser: AdamTF,
+        window: int,
+        step: int,
+        dtype: torch.dtype,
+    ) -> None:
+        self.config, self.model, self.optimiser = config, model, optimiser
+        self.device = model.softmax_bias.device
+        self.copies = Copies(model, dtype)
+        self.copies.pack()
+        self._make_masks(window)
+        R, size = window * config.objective.batch_size, model.embedding.shape[1]
+        copies, device = self.copies, self.device
+        self.tokens = torch.zeros(2, R, dtype=torch.int64, device=device)
+        self.counter = torch.full((), step, dtype=torch.int64, device=device)
+        self.features = torch.zeros(R, copies.softmax.shape[1], dtype=dtype, device=device)
+        self.features[:, size] = 1  # its gradient's column is that of the bias
+        self.d_logits = torch.zeros(R, len(copies.softmax), dtype=dtype, device=device)
+        self.losses = torch.zeros(R, device=device)
+        self.loss = torch.zeros((), dtype=torch.float64, device=device)
+        width = self.stack.out.shape[-1]
+        self._dy = torch.zeros(R, width, device=device)
+        if copies.projection is not None:
+            self._y = torch.zeros(R, width, dtype=dtype, device=device)
+            self._d_projected = torch.zeros_like(self.features)
+        self._beside = Beside(device)
+        section = config.optimiser
+        self.adam = Adam(
+            self._slots(),
+            config.objective.l2_penalty,
+            section.beta2,
+            section.epsilon,
+            section.max_norm,
+        )
+        self.adam.steps.fill_(optimiser.param_groups[0]["step"])
+
+    def _make_masks(self, window: int) -> None:
+        """The stack, and masks of the sites outside it."""
+        config, B = self.model.config.resolved(), self.config.objective.batch_size
+        names = ("input", "inter_layer", "state", "output", "projection")
+        found = {name: config.mask(name) for name in names}
+        self.rates = {name: mask.rate for name, mask in found.items()}
+
+        def shared(name: str) -> Sharing:
+            return _SHARED[found[name].sharing] if found[name].rate else "none"
+
+        shape = self.copies.shape(B, window)
+        self.stack = Stack(shape, self.copies.stack, shared("state"), shared("inter_layer"))
+        sizes = {"input": self.copies.embedding, "output": self.stack.out}
+        if self.copies.projection is not None:
+            sizes["projection"] = self.copies.softmax
+        kind = fine(self.copies.dtype)
+        self.masks = {
+            name: torch.ones(
+                window if shared(name) == "step" else 1,
+                B,
+                like.shape[-1],
+                dtype=kind,
+                device=self.device,
+            )
+            for name, like in sizes.items()
+            if found[name].rate
+        }
+        self.kept = torch.ones(B, device=self.device)
+
+    def _slots(self) -> list[Slot]:
+        """All parameters, each with the gradient that a step writes and its copy."""
+        copies, model, stack = self.copies, self.model, self.copies.stack
+
+        def gradient(copy: Tensor) -> Tensor:
+            return torch.zeros(copy.shape, device=self.device)
+
+        self._d_w_x, self._d_w_h = (
+            gradient(stack.w_x).flatten(1, 2),
+            gradient(stack.w_h).flatten(1, 2),
+        )
+        self._d_table = gradient(copies.softmax)
+        self._d_embedding = self._d_table if model.softmax is None else gradient(copies.embedding)
+        d_bias = self._d_table[: len(model.softmax_bias), model.embedding.shape[1]]
+        slots = [
+            self._slot(model.softmax_bias, d_bias),
+            self._slot(model.embedding, self._d_embedding, copies.embedding),
+        ]
+        if model.softmax is not None:
+            slots.append(self._slot(model.softmax, self._d_table, copies.softmax))
+        if copies.projection is not None and model.projection is not None:
+            self._d_projection = gradient(copies.projection)
+            slots.append(self._slot(model.projection, self._d_projection, copies.projection))
+        for at, layer in enumerate(lstm_layers(model)):
+            d_x, d_h = self._d_w_x[at], self._d_w_h[at]
+            slots.append(self._slot(layer.weight_x, d_x, stack.w_x[at].flatten(0, 1), 4))
+            slots.append(self._slot(layer.weight_h, d_h, stack.w_h[at].flatten(0, 1), 4))
+            d_gates = d_h[:, layer.hidden_size]
+            slots.append(self._slot(layer.bias, d_gates, stack.bias[at].flatten(), 4))
+        return slots
+
+    def _slot(
+        self, parameter: nn.Parameter, grad: Tensor, copy: Tensor | None = None, groups: int = 1
+    ) -> Slot:
+        state = self.optimiser.state[parameter]
+        if not state:
+            state["square"] = torch.zeros_like(parameter)
+        return Slot(parameter.detach(), grad, state["square"], copy, groups)
+
+    @torch.no_grad()
+    def run(self) -> None:
+        """One step on `tokens`."""
+        stack, beside, time = self.stack, self._beside, self.stack.shape.time
+        self._draw_masks()
+        self._enter()
+        first = int(time * _SOFTMAX_BESIDE)
+        early = first + stack.shape.layers - 1  # ticks after which the first steps are done
+        stack.forward(range(early))
+        with beside.work():
+            self._softmax(range(first))
+        stack.forward(range(early, stack.ticks))
+        self._softmax(range(first, time))
+        beside.join()
+        with beside.work():
+            torch.sum(self.losses, 0, dtype=torch.float64, out=self.loss)
+            self.loss /= self.config.objective.batch_size
+            self._table_gradients()
+        late = int(time * (1 - _GRADIENT_BESIDE))
+        ticks = stack.ticks - late  # after which the steps from `late` on are done
+        dy = self._dy.view_as(stack.out)
+        stack.backward(dy, range(ticks))
+        with beside.work():
+            stack.weight_gradients(self._d_w_x, self._d_w_h, range(late, time), add=False)
+        stack.backward(dy, range(ticks, stack.ticks))
+        beside.join()
+        with beside.work():
+            self._input_gradient()
+        if late:
+            stack.weight_gradients(self._d_w_x, self._d_w_h, range(late), add=True)
+        beside.join()
+        self.adam.step()
+        self.counter += 1
+
+    def _draw_masks(self) -> None:
+        wanted = [(self.masks[name], self.rates[name]) for name in self.masks]
+        for mask, sharing, name in zip(self.stack.masks, self.stack.sharing, _RECURRENT):
+            if sharing != "none":
+                wanted.append((mask, self.rates[name]))
+        if self.config.objective.state_reset:
+            wanted.append((self.kept, self.config.objective.state_reset))
+        for site, (mask, rate) in enumerate(wanted):
+            draw_mask(mask, self.counter, self.config.seed, site, rate)
+
+    def _mask(self, name: str, steps: range | None = None) -> Tensor | None:
+        """A site's mask with a row for each of B, or for each place; None if nothing drops."""
+        mask = self.masks.get(name)
+        if mask is None:
+            return None
+        if steps is not None and len(mask) > 1:
+            mask = mask[steps.start : steps.stop]
+        return mask.flatten(0, 1)
+
+    def _enter(self) -> None:
+        """The dropped input, and the state before the window."""
+        stack, table = self.stack, self.copies.embedding
+        x = stack.x[0].flatten(0, 1)
+        apply_mask(table, self._mask("input"), x, table.shape[1], self.tokens[0])
+        stack.start(self.kept if self.config.objective.state_reset else None)
+
+    def _softmax(self, steps: range) -> None:
+        """Losses of some time steps, and gradients of the stack's output there."""
+        if not steps:
+            return
+        copies, B, size = self.copies, self.stack.shape.rows, self.model.embedding.shape[1]
+        some = slice(steps.start * B, steps.stop * B)
+        y, features, dy = self.stack.out.flatten(0, 1)[some], self.features[some], self._dy[some]
+        output, width = self._mask("output", steps), y.shape[1]
+        if copies.projection is None:
+            apply_mask(y, output, features, size)
+        else:
+            apply_mask(y, output, self._y[some], width)
+            projected = product(self._y[some], copies.projection.t())
+            apply_mask(projected, self._mask("projection", steps), features, size)
+        scale, bias = 1 / self.config.objective.batch_size, self.model.softmax_bias.detach()
+        losses, d_logits = self.losses[some], self.d_logits[some]
+        cross_entropy(copies.logits(features), bias, self.tokens[1, some], losses, d_logits, scale)
+        if copies.projection is None:
+            product(d_logits, copies.softmax, dy)
+        else:
+            d_features, d_projected = product(d_logits, copies.softmax), self._d_projected[some]
+            apply_mask(
+                d_features, self._mask("projection", steps), d_projected, d_features.shape[1]
+            )
+            product(d_projected, copies.projection, dy)
+        apply_mask(dy, output, dy, width)
+
+    def _table_gradients(self) -> None:
+        """Gradients of the softmax's table and of the down-projection."""
+        product(self.d_logits.t(), self.features, self._d_table)
+        if self.copies.projection is not None:
+            product(self._d_projected.t(), self._y, self._d_projection)
+
+    def _input_gradient(self) -> None:
+        """The gradient of the embedding's rows that were read."""
+        dx = self.stack.input_gradient()
+        apply_mask(dx, self._mask("input"), dx, dx.shape[1])
+        if self._d_embedding is not self._d_table:
+            self._d_embedding.zero_()
+        self._d_embedding.index_add_(0, self.tokens[0], dx)
