@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kernel_device import relative, within
 
+from afterdrop.kernels import lstm_stack
 from afterdrop.kernels.lstm_stack import Stack, StackShape, StackWeights
 from oracles.stack import stack as reference
 
@@ -130,6 +131,22 @@ def test_outputs_and_gradients_are_those_of_float64(case, device):
     found = run(StackShape(*sizes), state, inter, device)
     check(found, device)
     check_padding(found.stack)
+
+
+@pytest.mark.parametrize("case", CASES[2:5], ids=str)
+def test_programs_with_more_units(case, device, monkeypatch):
+    """24 units each, whose last one has some beyond the padded ones."""
+    monkeypatch.setattr(lstm_stack, "_more_units", lambda *sizes: 8)
+    *sizes, state, inter = case
+    found = run(StackShape(*sizes), state, inter, device)
+    check(found, device)
+    check_padding(found.stack)
+
+
+def test_more_units_only_where_programs_then_fit_the_processors():
+    assert lstm_stack._more_units(736, 4, 132) == 8  # 184 programs, then 124
+    assert lstm_stack._more_units(960, 2, 132) == 0  # 120
+    assert lstm_stack._more_units(1248, 4, 132) == 0  # 312, then 208
 
 
 @given(

@@ -4,8 +4,8 @@
     Θ ← Θ − lr √(1 − β2ᵗ) g / (√v + ε)                            as `train.optimiser.AdamTF`
 
 Gradients lie in padded matrices and the 16-bit copy of a weight goes into another, so a parameter
-[groups · rows, columns] is read and written through two layouts. A table has the addresses and
-sizes of all parameters; a program finds its part of a row there.
+[groups · rows, columns] is read and written through two layouts. A table has the addresses of all
+parts of rows, in each of them; a program takes one.
 """
 
 from __future__ import annotations
@@ -21,41 +21,27 @@ from torch import Tensor
 _BLOCK = 512  # columns of a piece
 _PIECES = 4  # of a program that sums squares
 _SETTLE = 1024
-_FIELDS = 12
 _NO_COPY, _COPY, _FLOAT_COPY = 0, 1, 2
 
 
 @triton.jit
-def _piece(pieces, table, number, FIELDS: tl.constexpr, BLOCK: tl.constexpr):
-    """Where a piece is: its row of the table, its row, its columns, and those that are real."""
-    at = table + tl.load(pieces + 3 * number) * FIELDS
-    row = tl.load(pieces + 3 * number + 1)
-    column = tl.load(pieces + 3 * number + 2) + tl.arange(0, BLOCK)
-    return at, row, column, column < tl.load(at + 4)
+def _gradient(pieces, number, l2, BLOCK: tl.constexpr):
+    """G + l2 Θ of a piece, Θ, where it is, and which lanes are inside."""
+    piece = pieces + number * 7
+    lane = tl.arange(0, BLOCK)
+    inside = lane < tl.load(piece + 5)
+    parameter = tl.load(piece).to(tl.pointer_type(tl.float32)) + lane
+    grad = tl.load(piece + 1).to(tl.pointer_type(tl.float32)) + lane * tl.load(piece + 4)
+    theta = tl.load(parameter, mask=inside, other=0.0)
+    g = tl.load(grad, mask=inside, other=0.0)
+    return g + l2 * theta, theta, parameter, inside
 
 
 @triton.jit
-def _gradient(at, row, column, inside, l2):
-    """G + l2 Θ of a piece, and Θ."""
-    parameter = tl.load(at).to(tl.pointer_type(tl.float32))
-    grad = tl.load(at + 1).to(tl.pointer_type(tl.float32))
-    rows = tl.load(at + 5)
-    place = ((row // rows) * tl.load(at + 6) + row % rows) * tl.load(at + 7)
-    theta = tl.load(parameter + row * tl.load(at + 4) + column, mask=inside, other=0.0)
-    g = tl.load(grad + place + column * tl.load(at + 8), mask=inside, other=0.0)
-    return g + l2 * theta, theta
-
-
-@triton.jit
-def _square_sums(
-    pieces, table, sums, l2, FIELDS: tl.constexpr, PIECES: tl.constexpr, BLOCK: tl.constexpr
-):
+def _square_sums(pieces, sums, l2, PIECES: tl.constexpr, BLOCK: tl.constexpr):
     total = tl.zeros((BLOCK,), tl.float32)
     for part in tl.static_range(PIECES):
-        at, row, column, inside = _piece(
-            pieces, table, tl.program_id(0) * PIECES + part, FIELDS, BLOCK
-        )
-        g, _ = _gradient(at, row, column, inside, l2)
+        g, _, _, _ = _gradient(pieces, tl.program_id(0) * PIECES + part, l2, BLOCK)
         total += g * g
     tl.store(sums + tl.program_id(0), tl.sum(total, 0))
 
@@ -85,35 +71,30 @@ def _settle(
 @triton.jit
 def _update(
     pieces,
-    table,
     factors,
     l2,
     beta2,
     epsilon,
     COPY: tl.constexpr,  # the type of copies
-    FIELDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    at, row, column, inside = _piece(pieces, table, tl.program_id(0), FIELDS, BLOCK)
-    g, theta = _gradient(at, row, column, inside, l2)
+    piece = pieces + tl.program_id(0) * 7
+    lane = tl.arange(0, BLOCK)
+    g, theta, parameter, inside = _gradient(pieces, tl.program_id(0), l2, BLOCK)
     g *= tl.load(factors)
-    index = row * tl.load(at + 4) + column
-    square = tl.load(at + 2).to(tl.pointer_type(tl.float32))
-    v = tl.load(square + index, mask=inside, other=0.0)
+    square = tl.load(piece + 2).to(tl.pointer_type(tl.float32)) + lane
+    v = tl.load(square, mask=inside, other=0.0)
     v = beta2 * v + (1 - beta2) * g * g
-    tl.store(square + index, v, mask=inside)
+    tl.store(square, v, mask=inside)
     theta -= tl.load(factors + 1) * g / (tl.sqrt(v) + epsilon)
-    parameter = tl.load(at).to(tl.pointer_type(tl.float32))
-    tl.store(parameter + index, theta, mask=inside)
-    kind = tl.load(at + 11)
-    rows = tl.load(at + 5)
-    place = ((row // rows) * tl.load(at + 9) + row % rows) * tl.load(at + 10) + column
+    tl.store(parameter, theta, mask=inside)
+    kind = tl.load(piece + 6)
     if kind == 1:
-        copy = tl.load(at + 3).to(tl.pointer_type(COPY))
-        tl.store(copy + place, theta.to(COPY), mask=inside)
+        copy = tl.load(piece + 3).to(tl.pointer_type(COPY)) + lane
+        tl.store(copy, theta.to(COPY), mask=inside)
     if kind == 2:
-        exact = tl.load(at + 3).to(tl.pointer_type(tl.float32))
-        tl.store(exact + place, theta, mask=inside)
+        exact = tl.load(piece + 3).to(tl.pointer_type(tl.float32)) + lane
+        tl.store(exact, theta, mask=inside)
 
 
 class Slot:
@@ -152,15 +133,33 @@ class Slot:
             self.copy_rows = copy.shape[0] // groups if matrix else 1
             self.copy_stride = copy.stride(0) if matrix else copy.shape[0] // groups
 
-    def fields(self) -> list[int]:
-        """Its row of the table."""
-        kind = _NO_COPY
+    def pieces(self) -> Tensor:
+        """Parts of rows [P, 7].
+
+        Each has its addresses in parameter, gradient, square and copy, the gradient's step, its
+        length, and the kind of copy.
+        """
+        row, column = torch.meshgrid(
+            torch.arange(self.count), torch.arange(0, self.columns, _BLOCK), indexing="ij"
+        )
+        group, within = row // self.rows, row % self.rows
+        index = row * self.columns + column
+        at = (group * self.rows_p + within) * self.stride + column * self.step
+        copied, kind = torch.zeros_like(row), _NO_COPY
         if self.copy is not None:
             kind = _FLOAT_COPY if self.copy.dtype == torch.float32 else _COPY
-        held = self.parameter, self.grad, self.square, self.copy
-        addresses = [0 if tensor is None else tensor.data_ptr() for tensor in held]
-        layout = [self.columns, self.rows, self.rows_p, self.stride, self.step]
-        return [*addresses, *layout, self.copy_rows, self.copy_stride, kind]
+            at_copy = (group * self.copy_rows + within) * self.copy_stride + column
+            copied = self.copy.data_ptr() + at_copy * self.copy.element_size()
+        found = [
+            self.parameter.data_ptr() + 4 * index,
+            self.grad.data_ptr() + 4 * at,
+            self.square.data_ptr() + 4 * index,
+            copied,
+            torch.full_like(row, self.step),
+            self.columns - column,
+            torch.full_like(row, kind),
+        ]
+        return torch.stack(found, -1).flatten(0, 1)
 
 
 class Adam:
@@ -195,16 +194,18 @@ class Adam:
         self._factors = torch.ones(2, device=device)
         copies = {slot.copy.dtype for slot in slots if slot.copy is not None}
         (self._copy,) = copies - {torch.float32} or {torch.float32}
-        self._table = torch.tensor([slot.fields() for slot in slots], device=device)
-        self._pieces = _pieces(slots).to(device)
+        pieces = torch.cat([slot.pieces() for slot in slots])
+        # Pieces of no length, behind which no address is read, fill the last program.
+        empty = pieces.new_zeros(-len(pieces) % _PIECES, pieces.shape[1])
+        self._pieces = torch.cat([pieces, empty]).to(device)
         self._sums = torch.zeros(len(self._pieces) // _PIECES, device=device)
 
     def step(self) -> None:
         """One step along the gradients as they are now."""
-        sizes = {"FIELDS": _FIELDS, "BLOCK": _BLOCK}
-        found = self._pieces, self._table
         if self._clips:
-            _square_sums[(len(self._sums),)](*found, self._sums, self.l2, PIECES=_PIECES, **sizes)
+            _square_sums[(len(self._sums),)](
+                self._pieces, self._sums, self.l2, PIECES=_PIECES, BLOCK=_BLOCK
+            )
         _settle[(1,)](
             self._sums,
             len(self._sums),
@@ -215,13 +216,13 @@ class Adam:
             num_warps=8,
         )
         _update[(len(self._pieces),)](
-            *found,
+            self._pieces,
             self._factors,
             self.l2,
             self.beta2,
             self.epsilon,
             COPY=_TYPES[self._copy],
-            **sizes,
+            BLOCK=_BLOCK,
         )
 
 
@@ -230,16 +231,3 @@ _TYPES = {
     torch.float16: tl.float16,
     torch.bfloat16: tl.bfloat16,
 }
-
-
-def _pieces(slots: Sequence[Slot]) -> Tensor:
-    """Parts of rows [P, 3], P a multiple of `_PIECES`: the slot, the row, the first column."""
-    found = []
-    for number, slot in enumerate(slots):
-        row, start = torch.meshgrid(
-            torch.arange(slot.count), torch.arange(0, slot.columns, _BLOCK), indexing="ij"
-        )
-        found.append(torch.stack([torch.full_like(row, number), row, start], -1).view(-1, 3))
-    empty = torch.tensor([[0, 0, slots[0].columns]])  # behind the last column
-    pieces = torch.cat(found)
-    return torch.cat([pieces, empty.expand(-len(pieces) % _PIECES, 3)])

@@ -25,6 +25,7 @@ from afterdrop.kernels.lstm_start import start_window
 UNIT = 32
 SPLITS = 4
 _FORWARD = {"BLOCK_U": 16, "BLOCK_K": 64, "num_warps": 4, "num_stages": 4}
+_MORE = 8
 _PRODUCTS = {"BLOCK_N": 64, "BLOCK_K": 64, "num_warps": 4, "num_stages": 4}
 _BLOCK_CELL = 512
 
@@ -149,6 +150,10 @@ class Stack:
         )
         self.widths = [padded(shape.inputs), *[H] * (L - 1)]  # padded inputs of each layer
         self.block_rows = min(64, max(16, triton.next_power_of_2(B)))
+        processors = 1
+        if device.type == "cuda":
+            processors = torch.cuda.get_device_properties(device).multi_processor_count
+        self.more = _more_units(H, L * -(-B // self.block_rows), processors)
 
     @property
     def ticks(self) -> int:
@@ -179,7 +184,8 @@ class Stack:
         shape, weights = self.shape, self.weights
         L, B, T = shape.layers, shape.rows, shape.time
         H, X = weights.w_h.shape[-1], weights.w_x.shape[-1]
-        grid = (H // _FORWARD["BLOCK_U"], L, -(-B // self.block_rows))
+        units = _FORWARD["BLOCK_U"] + self.more
+        grid = (-(-H // units), L, -(-B // self.block_rows))
         for tick in range(self.ticks) if ticks is None else ticks:
             forward_tick[grid](
                 tick,
@@ -206,6 +212,7 @@ class Stack:
                 STATE=_SHARING[self.sharing[0]],
                 INTER=_SHARING[self.sharing[1]],
                 BLOCK_B=self.block_rows,
+                MORE=self.more,
                 **_FORWARD,
             )
 
@@ -275,6 +282,17 @@ class Stack:
         width = self.widths[0]
         d = self.d_gates[0].flatten(0, 1).flatten(1)
         return product(d, self.weights.w_x[0].flatten(0, 1)[:, :width])
+
+
+def _more_units(hidden: int, blocks: int, processors: int) -> int:
+    """Units that a forward program takes beyond BLOCK_U.
+
+    Some more, where then all programs find a processor of their own: what is read from the cache
+    gets less, and no processor has two.
+    """
+    units = _FORWARD["BLOCK_U"]
+    programs, fewer = (-(-hidden // size) * blocks for size in (units, units + _MORE))
+    return _MORE if fewer <= processors < programs else 0
 
 
 def _equal(widths: list[int]) -> list[tuple[slice, int]]:
