@@ -4,7 +4,7 @@ import kernel_device
 import pytest
 import torch
 
-from afterdrop.kernels.mask import apply_mask, draw_mask
+from afterdrop.kernels.mask import apply_mask, draw_mask, scatter_masked
 
 pytestmark = kernel_device.quiet
 device = kernel_device.device
@@ -67,3 +67,17 @@ def test_without_a_mask_rows_are_copied_or_stay(device):
     before = rows.clone()
     apply_mask(rows, None, rows, 5)
     assert torch.equal(rows, before)
+
+
+@pytest.mark.parametrize("rows", [None, 2, 6], ids=["no mask", "shared over time", "of each step"])
+def test_masked_rows_are_added_to_those_of_a_table(rows, device):
+    """Two rows to the same one, 1,100 columns in blocks of 1,024; the others are left alone."""
+    source = torch.randn(6, 1104, device=device)
+    mask = None if rows is None else torch.randn(rows, 1104, device=device)
+    index = torch.tensor([8, 0, 3, 3, 1, 5], device=device)
+    table = torch.randn(9, 1120, device=device)
+    scaled = source if mask is None else source * mask.repeat(6 // rows, 1)
+    wanted = table.clone()
+    wanted[:, :1100].index_add_(0, index, scaled[:, :1100])
+    scatter_masked(source, mask, table, 1100, index)
+    torch.testing.assert_close(table, wanted)

@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kernel_device import relative, within
 
-from afterdrop.kernels import lstm_stack
 from afterdrop.kernels.lstm_stack import Stack, StackShape, StackWeights
 from oracles.stack import stack as reference
 
@@ -67,14 +66,16 @@ def run(shape, state, inter, device):
     made.last[..., :H], made.c[:, -1, :, :H] = h, c
     made.x[0, ..., : shape.inputs] = x.detach()
     made.start()
-    made.forward(range(1))
-    made.forward(range(1, made.ticks))
+    made.forward()
     wide_dy = torch.zeros_like(made.out)
     wide_dy[..., :H] = dy
-    made.backward(wide_dy, range(1))
-    made.backward(wide_dy, range(1, made.ticks))
+    mask = None
+    if state != "none":  # masks of the output are shared as those of the state here
+        steps = T if state == "step" else 1
+        mask = (torch.rand(steps, B, made.out.shape[-1], generator=generator) > 0.3) / 0.7
+    made.backward(wide_dy, None if mask is None else mask.to(device))
     y, h, c = reference(x, h, c, layers, masks, shape.capped, shape.skip)
-    y.backward(dy)
+    y.backward(dy if mask is None else dy * mask[..., :H])
     return Found(made, y, h, c, layers, x)
 
 
@@ -95,12 +96,11 @@ def check(found, device):
 
 
 def weight_gradients(stack):
-    """Of all layers, from the later and the earlier half of the window."""
-    weights, half, time = stack.weights, stack.shape.time // 2, stack.shape.time
-    found = [torch.full_like(w.flatten(1, 2), torch.nan) for w in (weights.w_x, weights.w_h)]
-    stack.weight_gradients(*found, range(half, time), add=False)
-    if half:
-        stack.weight_gradients(*found, range(half), add=True)
+    """Of W and U of all layers."""
+    found = [
+        torch.full_like(w.flatten(1, 2), torch.nan) for w in (stack.weights.w_x, stack.weights.w_h)
+    ]
+    stack.weight_gradients(*found)
     return found
 
 
@@ -131,22 +131,6 @@ def test_outputs_and_gradients_are_those_of_float64(case, device):
     found = run(StackShape(*sizes), state, inter, device)
     check(found, device)
     check_padding(found.stack)
-
-
-@pytest.mark.parametrize("case", CASES[2:5], ids=str)
-def test_programs_with_more_units(case, device, monkeypatch):
-    """24 units each, whose last one has some beyond the padded ones."""
-    monkeypatch.setattr(lstm_stack, "_more_units", lambda *sizes: 8)
-    *sizes, state, inter = case
-    found = run(StackShape(*sizes), state, inter, device)
-    check(found, device)
-    check_padding(found.stack)
-
-
-def test_more_units_only_where_programs_then_fit_the_processors():
-    assert lstm_stack._more_units(736, 4, 132) == 8  # 184 programs, then 124
-    assert lstm_stack._more_units(960, 2, 132) == 0  # 120
-    assert lstm_stack._more_units(1248, 4, 132) == 0  # 312, then 208
 
 
 @given(

@@ -5,7 +5,8 @@ from the layer above was written one tick earlier. Two kernels a tick:
 
     products   parts = d_gates of (own layer, t + 1) · U  and  of (layer above, t) · W, each split
                along its length of 4H, so that there are enough programs
-    cell       dh = dy + state mask · first + inter-layer mask · second, and from it d_gates
+    cell       dh = output mask · dy + state mask · first + inter-layer mask · second, and from it
+               d_gates
                (equations in `models.recurrence_gradient`)
 
 Letters as in `lstm_forward`; S splits.
@@ -82,13 +83,14 @@ def backward_products(
 def backward_cell(
     tick,
     parts,  # [2, S, L, B, H] float32
-    dy,  # [time, B, H] gradient of the stack's output
+    dy,  # [time, B, H] float32 gradient of the stack's dropped output
     dc,  # [L, B, H] float32, carried from tick to tick; starts at 0
     c,  # [L, time + 1, B, H] float32
     gates,  # [L, time, B, 4, H]
     d_gates,  # [L, time, B, 4, H], written
     state_mask,
     inter_mask,
+    out_mask,  # [time or 1, B, H], of the stack's output
     time,
     B,
     H,
@@ -98,6 +100,7 @@ def backward_cell(
     SKIP: tl.constexpr,
     STATE: tl.constexpr,
     INTER: tl.constexpr,
+    OUT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Through the cell of every layer's step."""
@@ -111,7 +114,10 @@ def backward_cell(
     unit = place % H
     dh = tl.zeros((BLOCK,), tl.float32)
     if SKIP or layer == LAYERS - 1:
-        dh += tl.load(dy + t * B * H + place, mask=real, other=0.0).to(tl.float32)
+        dh += tl.load(dy + t * B * H + place, mask=real, other=0.0)
+        if OUT > 0:
+            step = t if OUT == 2 else 0
+            dh *= tl.load(out_mask + step * B * H + place, mask=real, other=0.0)
     if t < time - 1:
         own = tl.zeros((BLOCK,), tl.float32)
         for split in tl.static_range(SPLITS):

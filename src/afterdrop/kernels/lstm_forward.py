@@ -3,7 +3,7 @@
 Layer l works on time step t = tick − l, so that what it reads from the layer below and from its own
 last step was written one tick earlier: L layers over a window take time + L − 1 launches.
 
-A program has BLOCK_U + MORE units of one layer and BLOCK_B rows. It multiplies [x̃, h̃] by the four
+A program has BLOCK_U units of one layer and BLOCK_B rows. It multiplies [x̃, h̃] by the four
 gates' weights of its units, applies the cell (see `models.cell`), and writes c, the sum of layers,
 and the two dropped copies of h that the next tick reads: into its own layer and the one above.
 
@@ -24,43 +24,42 @@ def tanh(x):
 
 
 @triton.jit
-def _columns(first, H, BLOCK_U: tl.constexpr):
-    """Rows of W of all four gates of BLOCK_U units from `first` on, gate by gate."""
-    column = tl.arange(0, 4 * BLOCK_U)
-    return (column // BLOCK_U) * H + tl.minimum(first + column % BLOCK_U, H - 1)
-
-
-@triton.jit
-def _add_products(
-    total,
-    more,
-    a,
-    w,
-    width,
+def _sums(
+    x,  # [B, X] of the time step
+    h,  # [B, H]
+    w_x,  # [4H, X] of the layer
+    w_h,  # [4H, H]
+    inputs,
     rows,
-    columns,
-    columns_more,
+    columns,  # rows of W and U
     B,
-    stride_a,
-    stride_w,
-    MORE: tl.constexpr,
+    H,
+    X,
+    BLOCK_B: tl.constexpr,
+    COLUMNS: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """Adds a [B, width] times rows of w, to `total` and, if there are MORE units, to `more`."""
-    for start in range(0, width, BLOCK_K):
-        k = start + tl.arange(0, BLOCK_K)
-        inside = k < width
+    """x̃ Wᵀ + h̃ Uᵀ of some units, in one loop: its loads never run dry in between."""
+    total = tl.zeros((BLOCK_B, COLUMNS), tl.float32)
+    parts = tl.cdiv(inputs, BLOCK_K)
+    for part in range(parts + tl.cdiv(H, BLOCK_K)):
+        first = part < parts
+        a = tl.where(first, x, h)
+        w = tl.where(first, w_x, w_h)
+        # Known multiples keep the masks of whole vectors whole, or loads are 2 bytes wide.
+        stride = tl.multiple_of(tl.where(first, X, H), 32)
+        width = tl.multiple_of(tl.where(first, inputs, H), 32)
+        k = tl.where(first, part, part - parts) * BLOCK_K + tl.arange(0, BLOCK_K)
         a_BK = tl.load(
-            a + rows[:, None] * stride_a + k[None, :],
-            mask=(rows[:, None] < B) & inside[None, :],
+            a + rows[:, None] * stride + k[None, :],
+            mask=(rows[:, None] < B) & (k[None, :] < width),
             other=0.0,
         )
-        at = w + columns[None, :] * stride_w + k[:, None]
-        total = tl.dot(a_BK, tl.load(at, mask=inside[:, None], other=0.0), total)
-        if MORE > 0:
-            at = w + columns_more[None, :] * stride_w + k[:, None]
-            more = tl.dot(a_BK, tl.load(at, mask=inside[:, None], other=0.0), more)
-    return total, more
+        w_KG = tl.load(
+            w + columns[None, :] * stride + k[:, None], mask=k[:, None] < width, other=0.0
+        )
+        total = tl.dot(a_BK, w_KG, total)
+    return total
 
 
 @triton.jit
@@ -71,87 +70,6 @@ def _gates(total, BLOCK_B: tl.constexpr, BLOCK_U: tl.constexpr):
     j, f = tl.split(even)
     o, i = tl.split(odd)
     return j, o, f, i
-
-
-@triton.jit
-def _cell(
-    total,
-    layer,
-    t,
-    first,
-    rows,
-    x,
-    h,
-    bias,
-    c,
-    gates,
-    out,
-    last,
-    state_mask,
-    inter_mask,
-    time,
-    B,
-    H,
-    X,
-    ones,
-    LAYERS: tl.constexpr,
-    CAPPED: tl.constexpr,
-    SKIP: tl.constexpr,
-    KEEP: tl.constexpr,
-    STATE: tl.constexpr,
-    INTER: tl.constexpr,
-    BLOCK_B: tl.constexpr,
-    BLOCK_U: tl.constexpr,
-):
-    """From the sums [B, 4U] of the gates of U units from `first` on to all that a tick writes."""
-    units = first + tl.arange(0, BLOCK_U)
-    j, o, f, i = _gates(total, BLOCK_B, BLOCK_U)
-    at_bias = bias + layer * 4 * H + tl.minimum(units, H - 1)
-    j = tanh(j + tl.load(at_bias)[None, :])
-    o = tl.sigmoid(o + tl.load(at_bias + H)[None, :])
-    f = tl.sigmoid(f + tl.load(at_bias + 2 * H)[None, :])
-    i = tl.sigmoid(i + tl.load(at_bias + 3 * H)[None, :])
-    g = i
-    if CAPPED:
-        g = tl.minimum(1 - f, i)
-    place = rows[:, None] * H + units[None, :]
-    real = (rows[:, None] < B) & (units[None, :] < H)
-    at_c = c + (layer * (time + 1) + t) * B * H + place
-    c_new = f * tl.load(at_c, mask=real, other=0.0) + g * j
-    h_new = o * tanh(c_new)
-    tl.store(at_c + B * H, c_new, mask=real)
-    if KEEP:
-        at_gates = gates + (layer * time + t) * B * 4 * H + rows[:, None] * 4 * H + units[None, :]
-        dtype = gates.dtype.element_ty
-        tl.store(at_gates, j.to(dtype), mask=real)
-        tl.store(at_gates + H, o.to(dtype), mask=real)
-        tl.store(at_gates + 2 * H, f.to(dtype), mask=real)
-        tl.store(at_gates + 3 * H, i.to(dtype), mask=real)
-    at_out = out + t * B * H + place
-    if SKIP:
-        y = h_new
-        if layer > 0:
-            y += tl.load(at_out, mask=real, other=0.0)
-        tl.store(at_out, y, mask=real)
-    elif layer == LAYERS - 1:
-        tl.store(at_out, h_new, mask=real)
-    kept = h_new
-    if t + 1 < time:
-        if STATE > 0:
-            step = (layer * time + t + 1) if STATE == 2 else layer
-            kept = h_new * tl.load(state_mask + step * B * H + place, mask=real, other=0.0)
-        kept = tl.where(units[None, :] == ones, 1.0, kept)
-        at_h = h + (layer * (time + 1) + t + 1) * B * H
-        tl.store(at_h + place, kept.to(h.dtype.element_ty), mask=real)
-    else:
-        tl.store(last + layer * B * H + place, h_new, mask=real)
-    if layer + 1 < LAYERS:
-        read = h_new
-        if INTER > 0:
-            step = (layer * time + t) if INTER == 2 else layer
-            read = h_new * tl.load(inter_mask + step * B * H + place, mask=real, other=0.0)
-        at_next = x + ((layer + 1) * time + t) * B * X + rows[:, None] * X + units[None, :]
-        tl.store(at_next, read.to(x.dtype.element_ty), mask=real)
 
 
 @triton.jit(do_not_specialize=["tick"])
@@ -182,7 +100,6 @@ def forward_tick(
     INTER: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_U: tl.constexpr,
-    MORE: tl.constexpr,  # units beyond BLOCK_U, so that one program a processor has all
     BLOCK_K: tl.constexpr,
 ):
     """Advances every layer by one step."""
@@ -190,83 +107,75 @@ def forward_tick(
     t = tick - layer
     if (t < 0) | (t >= time):
         return
+    units = tl.program_id(0) * BLOCK_U + tl.arange(0, BLOCK_U)
     rows = tl.program_id(2) * BLOCK_B + tl.arange(0, BLOCK_B)
+    place = rows[:, None] * H + units[None, :]
+    real = rows[:, None] < B
+    # All that the cell reads is asked for before the products, which hide how long it takes.
+    at_bias = bias + layer * 4 * H + units
+    bias_j, bias_o = tl.load(at_bias), tl.load(at_bias + H)
+    bias_f, bias_i = tl.load(at_bias + 2 * H), tl.load(at_bias + 3 * H)
+    at_c = c + (layer * (time + 1) + t) * B * H + place
+    c_old = tl.load(at_c, mask=real, other=0.0)
+    at_out = out + t * B * H + place
+    below = tl.zeros((BLOCK_B, BLOCK_U), tl.float32)
+    if SKIP:
+        below = tl.where(layer > 0, tl.load(at_out, mask=real, other=0.0), 0.0)
+    state_kept = tl.full((BLOCK_B, BLOCK_U), 1.0, tl.float32)
+    if STATE > 0:
+        step = (layer * time + tl.minimum(t + 1, time - 1)) if STATE == 2 else layer
+        state_kept = tl.load(state_mask + step * B * H + place, mask=real, other=0.0).to(tl.float32)
+    inter_kept = tl.full((BLOCK_B, BLOCK_U), 1.0, tl.float32)
+    if INTER > 0:
+        under = tl.minimum(layer, LAYERS - 2)  # the last one's is not used
+        step = (under * time + t) if INTER == 2 else under
+        inter_kept = tl.load(inter_mask + step * B * H + place, mask=real, other=0.0).to(tl.float32)
     # One product for all four gates: its columns are U units of each.
-    first = tl.program_id(0) * (BLOCK_U + MORE)
-    columns = _columns(first, H, BLOCK_U)
-    total = tl.zeros((BLOCK_B, 4 * BLOCK_U), tl.float32)
-    columns_more = columns
-    more = total
-    if MORE > 0:
-        columns_more = _columns(first + BLOCK_U, H, MORE)
-        more = tl.zeros((BLOCK_B, 4 * MORE), tl.float32)
-    # Known multiples keep the masks of whole vectors whole, without which loads are 2 bytes wide.
-    width = tl.multiple_of(tl.where(layer == 0, inputs, H), 32)
-    at_x = x + (layer * time + t) * B * X
+    column = tl.arange(0, 4 * BLOCK_U)
+    columns = (column // BLOCK_U) * H + tl.program_id(0) * BLOCK_U + column % BLOCK_U
     at_h = h + (layer * (time + 1) + t) * B * H
-    own_w_x, own_w_h = w_x + layer * 4 * H * X, w_h + layer * 4 * H * H
-    total, more = _add_products(
-        total, more, at_x, own_w_x, width, rows, columns, columns_more, B, X, X, MORE, BLOCK_K
-    )
-    total, more = _add_products(
-        total, more, at_h, own_w_h, H, rows, columns, columns_more, B, H, H, MORE, BLOCK_K
-    )
-    _cell(
-        total,
-        layer,
-        t,
-        first,
+    total = _sums(
+        x + (layer * time + t) * B * X,
+        at_h,
+        w_x + layer * 4 * H * X,
+        w_h + layer * 4 * H * H,
+        tl.where(layer == 0, inputs, H),
         rows,
-        x,
-        h,
-        bias,
-        c,
-        gates,
-        out,
-        last,
-        state_mask,
-        inter_mask,
-        time,
+        columns,
         B,
         H,
         X,
-        ones,
-        LAYERS,
-        CAPPED,
-        SKIP,
-        KEEP,
-        STATE,
-        INTER,
         BLOCK_B,
-        BLOCK_U,
+        4 * BLOCK_U,
+        BLOCK_K,
     )
-    if MORE > 0:
-        _cell(
-            more,
-            layer,
-            t,
-            first + BLOCK_U,
-            rows,
-            x,
-            h,
-            bias,
-            c,
-            gates,
-            out,
-            last,
-            state_mask,
-            inter_mask,
-            time,
-            B,
-            H,
-            X,
-            ones,
-            LAYERS,
-            CAPPED,
-            SKIP,
-            KEEP,
-            STATE,
-            INTER,
-            BLOCK_B,
-            MORE,
-        )
+    j, o, f, i = _gates(total, BLOCK_B, BLOCK_U)
+    j = tanh(j + bias_j[None, :])
+    o = tl.sigmoid(o + bias_o[None, :])
+    f = tl.sigmoid(f + bias_f[None, :])
+    i = tl.sigmoid(i + bias_i[None, :])
+    g = i
+    if CAPPED:
+        g = tl.minimum(1 - f, i)
+    c_new = f * c_old + g * j
+    h_new = o * tanh(c_new)
+    tl.store(at_c + B * H, c_new, mask=real)
+    if KEEP:
+        at_gates = gates + (layer * time + t) * B * 4 * H + rows[:, None] * 4 * H + units[None, :]
+        dtype = gates.dtype.element_ty
+        tl.store(at_gates, j.to(dtype), mask=real)
+        tl.store(at_gates + H, o.to(dtype), mask=real)
+        tl.store(at_gates + 2 * H, f.to(dtype), mask=real)
+        tl.store(at_gates + 3 * H, i.to(dtype), mask=real)
+    if SKIP:
+        tl.store(at_out, below + h_new, mask=real)
+    elif layer == LAYERS - 1:
+        tl.store(at_out, h_new, mask=real)
+    if t + 1 < time:
+        kept = tl.where(units[None, :] == ones, 1.0, h_new * state_kept)
+        tl.store(at_h + B * H + place, kept.to(h.dtype.element_ty), mask=real)
+    else:
+        tl.store(last + layer * B * H + place, h_new, mask=real)
+    if layer + 1 < LAYERS:
+        at_next = x + ((layer + 1) * time + t) * B * X + rows[:, None] * X + units[None, :]
+        tl.store(at_next, (h_new * inter_kept).to(x.dtype.element_ty), mask=real)

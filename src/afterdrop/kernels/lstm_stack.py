@@ -25,7 +25,6 @@ from afterdrop.kernels.lstm_start import start_window
 UNIT = 32
 SPLITS = 4
 _FORWARD = {"BLOCK_U": 16, "BLOCK_K": 64, "num_warps": 4, "num_stages": 4}
-_MORE = 8
 _PRODUCTS = {"BLOCK_N": 64, "BLOCK_K": 64, "num_warps": 4, "num_stages": 4}
 _BLOCK_CELL = 512
 
@@ -150,10 +149,6 @@ class Stack:
         )
         self.widths = [padded(shape.inputs), *[H] * (L - 1)]  # padded inputs of each layer
         self.block_rows = min(64, max(16, triton.next_power_of_2(B)))
-        processors = 1
-        if device.type == "cuda":
-            processors = torch.cuda.get_device_properties(device).multi_processor_count
-        self.more = _more_units(H, L * -(-B // self.block_rows), processors)
 
     @property
     def ticks(self) -> int:
@@ -179,14 +174,13 @@ class Stack:
             BLOCK=_BLOCK_CELL,
         )
 
-    def forward(self, ticks: range | None = None) -> None:
-        """Fills `out` [time, B, H₊], `last` and `c` of the window, or does some of the ticks."""
+    def forward(self) -> None:
+        """Fills `out` [time, B, H₊], `last` and `c` of the window."""
         shape, weights = self.shape, self.weights
         L, B, T = shape.layers, shape.rows, shape.time
         H, X = weights.w_h.shape[-1], weights.w_x.shape[-1]
-        units = _FORWARD["BLOCK_U"] + self.more
-        grid = (-(-H // units), L, -(-B // self.block_rows))
-        for tick in range(self.ticks) if ticks is None else ticks:
+        grid = (H // _FORWARD["BLOCK_U"], L, -(-B // self.block_rows))
+        for tick in range(self.ticks):
             forward_tick[grid](
                 tick,
                 self.x,
@@ -212,19 +206,24 @@ class Stack:
                 STATE=_SHARING[self.sharing[0]],
                 INTER=_SHARING[self.sharing[1]],
                 BLOCK_B=self.block_rows,
-                MORE=self.more,
                 **_FORWARD,
             )
 
-    def backward(self, dy: Tensor, ticks: range | None = None) -> None:
-        """Fills `d_gates` from the gradient [time, B, H₊] of the output, or does some ticks."""
+    def backward(self, dy: Tensor, mask: Tensor | None = None) -> None:
+        """Fills `d_gates`.
+
+        Args:
+            dy: [time, B, H₊] the gradient of the output, after its own dropout.
+            mask: [time or 1, B, H₊] the mask of that dropout, if there is one.
+        """
         shape, weights = self.shape, self.weights
         L, B, T = shape.layers, shape.rows, shape.time
         H, X = weights.w_h.shape[-1], weights.w_x.shape[-1]
         products = (-(-H // _PRODUCTS["BLOCK_N"]) * -(-B // self.block_rows), 2 * L, SPLITS)
         cells = (-(-B * H // _BLOCK_CELL), L)
         sizes = {"LAYERS": L, "SPLITS": SPLITS}
-        for tick in range(self.ticks) if ticks is None else ticks:
+        out = 0 if mask is None else min(2, len(mask))
+        for tick in range(self.ticks):
             backward_products[products](
                 tick,
                 self.d_gates,
@@ -248,6 +247,7 @@ class Stack:
                 self.gates,
                 self.d_gates,
                 *self.masks,
+                dy if mask is None else mask,
                 T,
                 B,
                 H,
@@ -256,43 +256,26 @@ class Stack:
                 SKIP=shape.skip,
                 STATE=_SHARING[self.sharing[0]],
                 INTER=_SHARING[self.sharing[1]],
+                OUT=out,
                 BLOCK=_BLOCK_CELL,
             )
 
-    def weight_gradients(self, d_w_x: Tensor, d_w_h: Tensor, steps: range, add: bool) -> None:
-        """The share of some time steps in the gradients of the weights.
+    def weight_gradients(self, d_w_x: Tensor, d_w_h: Tensor) -> None:
+        """Writes the gradients of W [L, 4H₊, X₊] and U [L, 4H₊, H₊], float32.
 
-        The gradient of the bias is column H of that of U.
-
-        Args:
-            d_w_x: [L, 4H₊, X₊] float32, written.
-            d_w_h: [L, 4H₊, H₊] float32, written.
-            steps: Which time steps.
-            add: Whether to add to what is there.
+        That of the bias is column H of that of U.
         """
-        some = slice(steps.start, steps.stop)
-        d = self.d_gates[:, some].flatten(3).flatten(1, 2).transpose(1, 2)
-        product(d, self.h[:, some].flatten(1, 2), d_w_h, add)
+        d = self.d_gates.flatten(3).flatten(1, 2).transpose(1, 2)
+        product(d, self.h[:, :-1].flatten(1, 2), d_w_h)
         for layers, width in _equal(self.widths):
-            x = self.x[layers, some, :, :width].flatten(1, 2)
-            product(d[layers], x, d_w_x[layers, :, :width], add)
+            x = self.x[layers, ..., :width].flatten(1, 2)
+            product(d[layers], x, d_w_x[layers, :, :width])
 
     def input_gradient(self) -> Tensor:
         """The gradient [time · B, inputs₊] of the first layer's dropped input."""
         width = self.widths[0]
         d = self.d_gates[0].flatten(0, 1).flatten(1)
         return product(d, self.weights.w_x[0].flatten(0, 1)[:, :width])
-
-
-def _more_units(hidden: int, blocks: int, processors: int) -> int:
-    """Units that a forward program takes beyond BLOCK_U.
-
-    Some more, where then all programs find a processor of their own: what is read from the cache
-    gets less, and no processor has two.
-    """
-    units = _FORWARD["BLOCK_U"]
-    programs, fewer = (-(-hidden // size) * blocks for size in (units, units + _MORE))
-    return _MORE if fewer <= processors < programs else 0
 
 
 def _equal(widths: list[int]) -> list[tuple[slice, int]]:
@@ -303,29 +286,21 @@ def _equal(widths: list[int]) -> list[tuple[slice, int]]:
     return [(slice(0, 1), first), (slice(1, None), others[0])]
 
 
-def product(a: Tensor, b: Tensor, out: Tensor | None = None, add: bool = False) -> Tensor:
+def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
     """The product of matrices, or of batches of them, with 16-bit elements, summed in float32.
 
     Args:
         a: [..., N, K].
         b: [..., K, M].
         out: Where to, float32; None for a new tensor.
-        add: Whether to add to what is there.
 
     Returns:
         `out`.
     """
-    shape = *a.shape[:-1], b.shape[-1]
     if out is None:
-        out = torch.empty(shape, device=a.device)
+        out = torch.empty(*a.shape[:-1], b.shape[-1], device=a.device)
     if a.is_cuda and a.dtype in (torch.bfloat16, torch.float16):
-        matrix = a.dim() == 2
-        if add:
-            (torch.addmm if matrix else torch.baddbmm)(out, a, b, torch.float32, out=out)
-        else:
-            (torch.mm if matrix else torch.bmm)(a, b, torch.float32, out=out)
-    elif add:
-        out += a.float() @ b.float()
+        (torch.mm if a.dim() == 2 else torch.bmm)(a, b, torch.float32, out=out)
     else:
         out.copy_(a.float() @ b.float())
     return out

@@ -1,6 +1,7 @@
 """Training masks: a pure function of seed, step, site and element, drawn inside a CUDA graph.
 
-`apply_mask` multiplies by one where rows are copied or gathered anyway.
+`apply_mask` multiplies by one where rows are copied or gathered anyway, `scatter_masked` where they
+are added to a table.
 """
 
 from __future__ import annotations
@@ -103,6 +104,57 @@ def apply_mask(
         given.stride(0),
         target.stride(0),
         GATHER=index is not None,
+        MASK=mask is not None,
+        BLOCK=_WIDE,
+    )
+
+
+@triton.jit
+def _scatter(
+    source,
+    mask,
+    target,
+    index,
+    width,
+    rows,
+    source_stride,
+    mask_stride,
+    target_stride,
+    MASK: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    x = tl.load(source + row.to(tl.int64) * source_stride + column, mask=inside, other=0.0)
+    if MASK:
+        x *= tl.load(mask + (row % rows) * mask_stride + column, mask=inside, other=0.0)
+    tl.atomic_add(target + tl.load(index + row) * target_stride + column, x, mask=inside)
+
+
+def scatter_masked(
+    source: Tensor, mask: Tensor | None, target: Tensor, width: int, index: Tensor
+) -> None:
+    """Adds rows times a mask to rows of a table; sums have no fixed order.
+
+    Args:
+        source: [R, ≥ width] float32.
+        mask: As in `apply_mask`.
+        target: The table [V, ≥ width] float32.
+        width: Columns.
+        index: [R], the table's row of each row.
+    """
+    given = source if mask is None else mask
+    _scatter[(len(source), -(-width // _WIDE))](
+        source,
+        given,
+        target,
+        index,
+        width,
+        len(given),
+        source.stride(0),
+        given.stride(0),
+        target.stride(0),
         MASK=mask is not None,
         BLOCK=_WIDE,
     )

@@ -1,10 +1,7 @@
 """A whole training step of a language model: masks, passes, gradients, clip and update.
 
 The step is that of `Trainer.train_step` with 16-bit operands: weights, cells, sums and gradients of
-weights stay float32. It reads and writes fixed tensors, so that it can be a CUDA graph. The ticks
-of the stack follow one another and leave much of a GPU idle; what they do not wait for runs beside
-them: the softmax of a window's first part while its last one runs, and on the way back the
-gradients of the table and of the later time steps' weights.
+weights stay float32. It reads and writes fixed tensors, so that it can be a CUDA graph.
 
 Letters as in `models.fused`: R = time · B places, H units, E of the embedding, V token types.
 """
@@ -18,7 +15,7 @@ from afterdrop.kernels.adam import Adam, Slot
 from afterdrop.kernels.cross_entropy import cross_entropy
 from afterdrop.kernels.graph import Beside
 from afterdrop.kernels.lstm_stack import Sharing, Stack, fine, product
-from afterdrop.kernels.mask import apply_mask, draw_mask
+from afterdrop.kernels.mask import apply_mask, draw_mask, scatter_masked
 from afterdrop.models import LanguageModel
 from afterdrop.models.fused import Copies, lstm_layers
 from afterdrop.train.config import TrainConfig
@@ -26,8 +23,6 @@ from afterdrop.train.optimiser import AdamTF
 
 _SHARED: dict[str, Sharing] = {"sequence": "window", "step": "step"}
 _RECURRENT = ("state", "inter_layer")  # sites whose masks the stack holds
-_SOFTMAX_BESIDE = 2 / 3  # of the time steps
-_GRADIENT_BESIDE = 1 / 2
 
 
 class FusedStep:
@@ -157,33 +152,17 @@ class FusedStep:
     @torch.no_grad()
     def run(self) -> None:
         """One step on `tokens`."""
-        stack, beside, time = self.stack, self._beside, self.stack.shape.time
+        stack, beside = self.stack, self._beside
         self._draw_masks()
         self._enter()
-        first = int(time * _SOFTMAX_BESIDE)
-        early = first + stack.shape.layers - 1  # ticks after which the first steps are done
-        stack.forward(range(early))
+        stack.forward()
+        self._softmax()
         with beside.work():
-            self._softmax(range(first))
-        stack.forward(range(early, stack.ticks))
-        self._softmax(range(first, time))
-        beside.join()
-        with beside.work():
-            torch.sum(self.losses, 0, dtype=torch.float64, out=self.loss)
-            self.loss /= self.config.objective.batch_size
             self._table_gradients()
-        late = int(time * (1 - _GRADIENT_BESIDE))
-        ticks = stack.ticks - late  # after which the steps from `late` on are done
-        dy = self._dy.view_as(stack.out)
-        stack.backward(dy, range(ticks))
-        with beside.work():
-            stack.weight_gradients(self._d_w_x, self._d_w_h, range(late, time), add=False)
-        stack.backward(dy, range(ticks, stack.ticks))
-        beside.join()
+        stack.backward(self._dy.view_as(stack.out), self.masks.get("output"))
         with beside.work():
             self._input_gradient()
-        if late:
-            stack.weight_gradients(self._d_w_x, self._d_w_h, range(late), add=True)
+        stack.weight_gradients(self._d_w_x, self._d_w_h)
         beside.join()
         self.adam.step()
         self.counter += 1
@@ -198,14 +177,9 @@ class FusedStep:
         for site, (mask, rate) in enumerate(wanted):
             draw_mask(mask, self.counter, self.config.seed, site, rate)
 
-    def _mask(self, name: str, steps: range | None = None) -> Tensor | None:
+    def _mask(self, name: str) -> Tensor | None:
         """A site's mask with a row for each of B, or for each place; None if nothing drops."""
-        mask = self.masks.get(name)
-        if mask is None:
-            return None
-        if steps is not None and len(mask) > 1:
-            mask = mask[steps.start : steps.stop]
-        return mask.flatten(0, 1)
+        return self.masks[name].flatten(0, 1) if name in self.masks else None
 
     def _enter(self) -> None:
         """The dropped input, and the state before the window."""
@@ -214,35 +188,31 @@ class FusedStep:
         apply_mask(table, self._mask("input"), x, table.shape[1], self.tokens[0])
         stack.start(self.kept if self.config.objective.state_reset else None)
 
-    def _softmax(self, steps: range) -> None:
-        """Losses of some time steps, and gradients of the stack's output there."""
-        if not steps:
-            return
-        copies, B, size = self.copies, self.stack.shape.rows, self.model.embedding.shape[1]
-        some = slice(steps.start * B, steps.stop * B)
-        y, features, dy = self.stack.out.flatten(0, 1)[some], self.features[some], self._dy[some]
-        output, width = self._mask("output", steps), y.shape[1]
+    def _softmax(self) -> None:
+        """Losses, and gradients of the stack's dropped output."""
+        copies, size = self.copies, self.model.embedding.shape[1]
+        y, features, output = self.stack.out.flatten(0, 1), self.features, self._mask("output")
         if copies.projection is None:
             apply_mask(y, output, features, size)
         else:
-            apply_mask(y, output, self._y[some], width)
-            projected = product(self._y[some], copies.projection.t())
-            apply_mask(projected, self._mask("projection", steps), features, size)
-        scale, bias = 1 / self.config.objective.batch_size, self.model.softmax_bias.detach()
-        losses, d_logits = self.losses[some], self.d_logits[some]
-        cross_entropy(copies.logits(features), bias, self.tokens[1, some], losses, d_logits, scale)
+            apply_mask(y, output, self._y, y.shape[1])
+            projected = product(self._y, copies.projection.t())
+            apply_mask(projected, self._mask("projection"), features, size)
+        logits, bias = copies.logits(features), self.model.softmax_bias.detach()
+        scale = 1 / self.config.objective.batch_size
+        cross_entropy(logits, bias, self.tokens[1], self.losses, self.d_logits, scale)
         if copies.projection is None:
-            product(d_logits, copies.softmax, dy)
-        else:
-            d_features, d_projected = product(d_logits, copies.softmax), self._d_projected[some]
-            apply_mask(
-                d_features, self._mask("projection", steps), d_projected, d_features.shape[1]
-            )
-            product(d_projected, copies.projection, dy)
-        apply_mask(dy, output, dy, width)
+            product(self.d_logits, copies.softmax, self._dy)
+            return
+        d_features = product(self.d_logits, copies.softmax)
+        width = d_features.shape[1]
+        apply_mask(d_features, self._mask("projection"), self._d_projected, width)
+        product(self._d_projected, copies.projection, self._dy)
 
     def _table_gradients(self) -> None:
-        """Gradients of the softmax's table and of the down-projection."""
+        """The loss, and gradients of the softmax's table and of the down-projection."""
+        torch.sum(self.losses, 0, dtype=torch.float64, out=self.loss)
+        self.loss /= self.config.objective.batch_size
         product(self.d_logits.t(), self.features, self._d_table)
         if self.copies.projection is not None:
             product(self._d_projected.t(), self._y, self._d_projection)
@@ -250,7 +220,6 @@ class FusedStep:
     def _input_gradient(self) -> None:
         """The gradient of the embedding's rows that were read."""
         dx = self.stack.input_gradient()
-        apply_mask(dx, self._mask("input"), dx, dx.shape[1])
         if self._d_embedding is not self._d_table:
             self._d_embedding.zero_()
-        self._d_embedding.index_add_(0, self.tokens[0], dx)
+        scatter_masked(dx, self._mask("input"), self._d_embedding, dx.shape[1], self.tokens[0])
