@@ -161,7 +161,7 @@ def test_replayed_steps_are_those_without_a_graph(text):
     """Sums over atomics have no fixed order: losses within 1e-4, weights 1e-4 of their norm."""
     one, other = build(text), build(text)
     graph, plain = one._kernels(), other._kernels()
-    plain._replay = plain._step
+    plain._replay = lambda step: step()
     for number in range(5):
         a, b = float(graph.step(number)), float(plain.step(number))
         assert abs(a / b - 1) < 1e-4

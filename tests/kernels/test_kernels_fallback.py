@@ -250,6 +250,7 @@ def plain_validation(self):
 
 
 def test_a_run_out_of_memory_says_so(folder, tmp_path, able, monkeypatch):
+    monkeypatch.setattr(kernels, "_failed", {"partitions"})
     monkeypatch.setattr(FusedText, "step", failing(OTHERS[1]))
     monkeypatch.setattr(FusedText, "validation_batches", plain_validation)
     with pytest.raises(torch.OutOfMemoryError):

@@ -9,6 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kernel_device import relative, within
 
+from afterdrop.kernels import lstm_stack
 from afterdrop.kernels.lstm_stack import Stack, StackShape, StackWeights
 from oracles.stack import stack as reference
 
@@ -131,6 +132,24 @@ def test_outputs_and_gradients_are_those_of_float64(case, device):
     found = run(StackShape(*sizes), state, inter, device)
     check(found, device)
     check_padding(found.stack)
+
+
+@pytest.mark.parametrize("case", CASES[2:5], ids=str)
+@pytest.mark.parametrize("sizes", [lstm_stack._LONG, lstm_stack._WIDE], ids=["long", "wide"])
+def test_programs_of_other_sizes(sizes, case, device, monkeypatch):
+    monkeypatch.setattr(lstm_stack, "forward_sizes", lambda *found: sizes)
+    *shape, state, inter = case
+    found = run(StackShape(*shape), state, inter, device)
+    check(found, device)
+    check_padding(found.stack)
+
+
+def test_programs_are_as_wide_as_leaves_each_a_processor():
+    large, small = 227 * 2**10, 99 * 2**10
+    assert lstm_stack.forward_sizes(960, 2, 132, large) is lstm_stack._LONG  # 120 programs
+    assert lstm_stack.forward_sizes(736, 4, 132, large) is lstm_stack._WIDE  # 184, so 92
+    assert lstm_stack.forward_sizes(1248, 4, 132, large) is lstm_stack._SMALL  # 312, 156
+    assert lstm_stack.forward_sizes(960, 2, 132, small) is lstm_stack._SMALL
 
 
 @given(

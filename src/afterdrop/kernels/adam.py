@@ -78,9 +78,11 @@ def _update(
     COPY: tl.constexpr,  # the type of copies
     BLOCK: tl.constexpr,
 ):
-    piece = pieces + tl.program_id(0) * 7
+    # From the end, where the sum of squares has just been: much of that is still in the cache.
+    number = tl.num_programs(0) - 1 - tl.program_id(0)
+    piece = pieces + number * 7
     lane = tl.arange(0, BLOCK)
-    g, theta, parameter, inside = _gradient(pieces, tl.program_id(0), l2, BLOCK)
+    g, theta, parameter, inside = _gradient(pieces, number, l2, BLOCK)
     g *= tl.load(factors)
     square = tl.load(piece + 2).to(tl.pointer_type(tl.float32)) + lane
     v = tl.load(square, mask=inside, other=0.0)

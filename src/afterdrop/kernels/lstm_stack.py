@@ -24,7 +24,11 @@ from afterdrop.kernels.lstm_start import start_window
 
 UNIT = 32
 SPLITS = 4
-_FORWARD = {"BLOCK_U": 16, "BLOCK_K": 64, "num_warps": 4, "num_stages": 4}
+# Sizes of forward programs. The last two have a whole processor and its memory to themselves.
+_SMALL = {"BLOCK_U": 16, "BLOCK_K": 64, "num_warps": 4, "num_stages": 4}
+_LONG = {"BLOCK_U": 16, "BLOCK_K": 128, "num_warps": 4, "num_stages": 4}
+_WIDE = {"BLOCK_U": 32, "BLOCK_K": 128, "num_warps": 8, "num_stages": 4}
+_WIDE_BYTES = 200 * 2**10  # of a processor's memory that the widest takes
 _PRODUCTS = {"BLOCK_N": 64, "BLOCK_K": 64, "num_warps": 4, "num_stages": 4}
 _BLOCK_CELL = 512
 
@@ -149,6 +153,7 @@ class Stack:
         )
         self.widths = [padded(shape.inputs), *[H] * (L - 1)]  # padded inputs of each layer
         self.block_rows = min(64, max(16, triton.next_power_of_2(B)))
+        self.sizes = forward_sizes(H, L * -(-B // self.block_rows), *_processors(device))
 
     @property
     def ticks(self) -> int:
@@ -179,7 +184,7 @@ class Stack:
         shape, weights = self.shape, self.weights
         L, B, T = shape.layers, shape.rows, shape.time
         H, X = weights.w_h.shape[-1], weights.w_x.shape[-1]
-        grid = (H // _FORWARD["BLOCK_U"], L, -(-B // self.block_rows))
+        grid = (H // self.sizes["BLOCK_U"], L, -(-B // self.block_rows))
         for tick in range(self.ticks):
             forward_tick[grid](
                 tick,
@@ -206,7 +211,7 @@ class Stack:
                 STATE=_SHARING[self.sharing[0]],
                 INTER=_SHARING[self.sharing[1]],
                 BLOCK_B=self.block_rows,
-                **_FORWARD,
+                **self.sizes,
             )
 
     def backward(self, dy: Tensor, mask: Tensor | None = None) -> None:
@@ -276,6 +281,33 @@ class Stack:
         width = self.widths[0]
         d = self.d_gates[0].flatten(0, 1).flatten(1)
         return product(d, self.weights.w_x[0].flatten(0, 1)[:, :width])
+
+
+def _processors(device: torch.device) -> tuple[int, int]:
+    """How many the current GPU has, and the bytes of memory that a program can have on one."""
+    if device.type != "cuda":
+        return 0, 0
+    found = triton.runtime.driver.active.utils.get_device_properties(torch.cuda.current_device())
+    return found["multiprocessor_count"], found["max_shared_mem"]
+
+
+def forward_sizes(hidden: int, blocks: int, processors: int, memory: int) -> dict[str, int]:
+    """Sizes of forward programs: as many units as leave each program a processor of its own.
+
+    Args:
+        hidden: H₊.
+        blocks: Layers times blocks of rows.
+        processors: Of the GPU.
+        memory: Bytes of each.
+
+    Example:
+        >>> forward_sizes(736, 4, 132, 2**18)["BLOCK_U"]
+        32
+    """
+    for sizes in (_LONG, _WIDE):
+        if hidden // sizes["BLOCK_U"] * blocks <= processors and memory >= _WIDE_BYTES:
+            return sizes
+    return _SMALL
 
 
 def _equal(widths: list[int]) -> list[tuple[slice, int]]:

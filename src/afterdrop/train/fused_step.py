@@ -124,21 +124,20 @@ class FusedStep:
         self._d_table = gradient(copies.softmax)
         self._d_embedding = self._d_table if model.softmax is None else gradient(copies.embedding)
         d_bias = self._d_table[: len(model.softmax_bias), model.embedding.shape[1]]
-        slots = [
-            self._slot(model.softmax_bias, d_bias),
-            self._slot(model.embedding, self._d_embedding, copies.embedding),
-        ]
-        if model.softmax is not None:
-            slots.append(self._slot(model.softmax, self._d_table, copies.softmax))
-        if copies.projection is not None and model.projection is not None:
-            self._d_projection = gradient(copies.projection)
-            slots.append(self._slot(model.projection, self._d_projection, copies.projection))
-        for at, layer in enumerate(lstm_layers(model)):
+        slots = []
+        for at, layer in enumerate(lstm_layers(model)):  # written last, so still in the cache
             d_x, d_h = self._d_w_x[at], self._d_w_h[at]
             slots.append(self._slot(layer.weight_x, d_x, stack.w_x[at].flatten(0, 1), 4))
             slots.append(self._slot(layer.weight_h, d_h, stack.w_h[at].flatten(0, 1), 4))
             d_gates = d_h[:, layer.hidden_size]
             slots.append(self._slot(layer.bias, d_gates, stack.bias[at].flatten(), 4))
+        slots.append(self._slot(model.softmax_bias, d_bias))
+        slots.append(self._slot(model.embedding, self._d_embedding, copies.embedding))
+        if model.softmax is not None:
+            slots.append(self._slot(model.softmax, self._d_table, copies.softmax))
+        if copies.projection is not None and model.projection is not None:
+            self._d_projection = gradient(copies.projection)
+            slots.append(self._slot(model.projection, self._d_projection, copies.projection))
         return slots
 
     def _slot(
