@@ -35,9 +35,9 @@ def train(
     """Train a model with dropout by a recipe; killed or stopped, the same command goes on.
 
     Recipes: ptb-24m, ptb-24m-retuned, ptb-24m-2layer, ptb-10m, ptb-10m-retuned, wikitext2-24m,
-    enwik8-27m, enwik8-46m, ptb-char, mnist-mlp, pydoc-small, pydoc-char-small, digits-mlp; the
-    path of your own .toml file; or lm for your own folder of train.txt, valid.txt and test.txt,
-    which with --level char or byte is lm-char.
+    wikitext2-24m-averaged, enwik8-27m, enwik8-46m, ptb-char, mnist-mlp, pydoc-small,
+    pydoc-char-small, digits-mlp; the path of your own .toml file; or lm for your own folder of
+    train.txt, valid.txt and test.txt, which with --level char or byte is lm-char.
 
     For example:
       afterdrop train ptb-24m --data DIR --out runs/ptb
