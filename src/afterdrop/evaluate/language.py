@@ -113,7 +113,8 @@ def evaluate_text(
         Scores(split='valid', 3 members, K=4, 100 targets in 3 examples)
     """
     stream = stream or StreamSettings()
-    stripes = EvalStripes(tokens, eos, stream.stripes, stream.time, lines=lines)
+    # The text stays on the CPU: which of its targets count is asked for at every step.
+    stripes = EvalStripes(tokens.cpu(), eos, stream.stripes, stream.time, lines=lines)
     together = _windows_at_once(model, stream, settings) if stream.carry == "deterministic" else 1
     settings = dataclasses.replace(settings, stream=stream.named(), reader=Reader(0, -100))
     kind, passes = _fused(model, settings, stream)
@@ -226,7 +227,7 @@ class LanguageWorker(Worker):
         logits, self._after[key] = self.control.forward(
             rows, part[0], self._states.get(key, part[1])
         )
-        logits = self.reader.logits(logits, batch.targets[examples.start : examples.stop], copies)
+        logits = self.reader.logits(logits, batch.host[examples.start : examples.stop], copies)
         return logits.unflatten(0, (len(rows.multipliers), len(rows.samples))).transpose(0, 1)
 
     def carried(self) -> Results:
