@@ -138,11 +138,12 @@ def test_chunks_of_windows_and_targets_change_nothing(device, monkeypatch):
     """One window and two targets at a time."""
     model = build(device, **MODELS["projection"])
     stream = StreamSettings(time=3, stripes=2, windows=2)
-    whole, _ = evaluated(model, Float32Worker, stream, alphas=(1,))
+    whole, _ = evaluated(model, Float32Worker, stream)
     module = importlib.import_module(FusedLanguageWorker.__module__)
     monkeypatch.setattr(module, "_ROWS", 1)
     monkeypatch.setattr(module, "_LOGITS", 2 * 4 * 16)
-    found, worker = evaluated(model, Float32Worker, stream, alphas=(1,))
+    monkeypatch.setattr(module, "_MEANS", 3 * 2 * 16)  # three targets
+    found, worker = evaluated(model, Float32Worker, stream)
     assert (worker.chunks, worker.plain, worker.targets_at_once) == (4, 0, 2)
     assert_same(found, whole)
 

@@ -18,10 +18,14 @@ import torch
 from torch import Tensor
 
 from afterdrop import kernels
-from afterdrop.evaluate.accumulate import Results, TooLow, require_numbers
+from afterdrop.evaluate.accumulate import Results, TooLow, at_targets, require_numbers
 from afterdrop.evaluate.fused_features import MOST_MULTIPLIERS, SampledFeatures
-from afterdrop.evaluate.fused_mean import family_results, family_sums, require_held
-from afterdrop.evaluate.integrated import Integrated
+from afterdrop.evaluate.fused_mean import (
+    family_results,
+    family_sums,
+    mean_results,
+    require_held,
+)
 from afterdrop.evaluate.language import LanguageWorker, StreamSettings
 from afterdrop.evaluate.passes import Batch
 from afterdrop.family.member import Grid
@@ -36,6 +40,7 @@ from afterdrop.transfer import Parcel, Post, upload
 _ROWS = 2**15  # rows of a product: enough to run at full speed
 _SMALLEST = 2**20  # bytes under which a smaller budget is not tried
 _LOGITS = 2**27  # logits at a time: 256 MiB, for a product at full speed
+_MEANS = 2**25  # the same of mean features, in float32: 128 MiB
 
 
 def why_not(
@@ -69,7 +74,7 @@ class FusedLanguageWorker(LanguageWorker):
         self._uses_kernels = True
         self.copies = Copies(self.model, self.dtype)
         self.copies.pack()
-        self.device = self.model.softmax_bias.device
+        self.device, self._bias = self.model.softmax_bias.device, self.model.softmax_bias.detach()
         self.multipliers = self.protocol.grid.stochastic
         self.sampled = SampledFeatures(self.copies, self.protocol, stream)
         K = self.protocol.plan.num_samples
@@ -165,44 +170,45 @@ class FusedLanguageWorker(LanguageWorker):
         out = family_results(found, len(self.multipliers), self.protocol, kept)
         if kept is not None:
             targets = targets.index_select(0, kept)
-        if (integrated := self.integrated(targets, targets)) is not None:
-            out.update(self._of_halves(integrated, plain, kept))
+        if self.integrates:
+            out.update(self._integrated(plain, targets, kept))
         out["held"] = found["lowest"].amin().view(1)
         return {f"mc_{name}": tensor for name, tensor in out.items()}
 
     def _family(self, features: Tensor, targets: Tensor) -> Results:
         """Sums over samples of all targets, multiplier by multiplier."""
         M, K, N = len(self.multipliers), self.protocol.plan.num_samples, len(targets)
-        assert isinstance(self.model, LanguageModel)
-        bias = self.model.softmax_bias.detach()
         targets, found = targets.repeat(M), self.sums.results(M * N)
         for start in range(0, M * N, self.targets_at_once):
             some = targets[start : start + self.targets_at_once]
             logits = self._logits[: len(some) * K]
             rows = features[start * K : (start + len(some)) * K]
             torch.mm(rows, self.copies.softmax.t(), out=logits)
-            self.sums.add(logits, bias, some, found, start)
+            self.sums.add(logits, self._bias, some, found, start)
         return found
 
-    def _of_halves(self, integrated: Integrated, plain: Tensor, kept: Tensor | None) -> Results:
-        """Alpha 0 with output dropout integrated out, from the stack's outputs."""
-        M, K = len(self.multipliers), self.protocol.plan.num_samples
-        hidden = self.copies.config.hidden_sizes[0]
-        halves = plain.view(M, -1, 2, K // 2, plain.shape[-1])[..., :hidden]
-        halves = halves.sum(3, dtype=torch.float32)
+    def _integrated(self, plain: Tensor, targets: Tensor, kept: Tensor | None) -> Results:
+        """Alpha 0 with output dropout integrated out, from the stack's outputs (`Integrated`)."""
+        M, half = len(self.multipliers), self.protocol.plan.num_samples // 2
+        halves = plain.view(M, -1, 2, half, plain.shape[-1]).sum(3, dtype=torch.float32)
         if kept is not None:
             halves = halves.index_select(1, kept)
-        integrated.output = self._output
-        return integrated.of_halves([(half, K // 2) for half in halves.unbind(2)])
+        features = self.copies.features(halves.div_(half).flatten(0, 2))
+        own, N = targets.repeat(M), len(targets)
+        found, at_target = self.sums.mean_results(M * N), self._bias[own].unsqueeze(1).repeat(1, 2)
+        step = max(1, _MEANS // (2 * len(self.copies.softmax)))
+        for start in range(0, M * N, step):
+            some = slice(start, min(start + step, M * N))
+            logits = self.copies.logits(features[2 * some.start : 2 * some.stop])
+            logits = logits.unflatten(0, (-1, 2))
+            self.sums.means(logits, self._bias, found, start)
+            at_target[some] += at_targets(logits.transpose(0, 1), own[some]).t()
+        return mean_results(found, M, at_target.view(M, N, 2), self.protocol.nodes)
 
     def _output(self, y: Tensor) -> Tensor:
-        """Logits [..., V] of the stack's mean output [..., H]."""
-        rows = torch.zeros(*y.shape[:-1], self.copies.stack.w_h.shape[-1], device=self.device)
-        rows[..., : y.shape[-1]] = y
-        logits = self.copies.logits(self.copies.features(rows.flatten(0, -2)))
-        assert isinstance(self.model, LanguageModel)
-        bias = self.model.softmax_bias.detach()
-        return (logits[:, : len(bias)] + bias).unflatten(0, y.shape[:-1])
+        """Logits [N, V] of the stack's output [N, H₊]."""
+        logits = self.copies.logits(self.copies.features(y))
+        return logits[:, : len(self._bias)] + self._bias
 
 
 def joined(parts: list[Results], names: Iterable[str] | None = None) -> Results:

@@ -108,44 +108,72 @@ def family_results(
         protocol: The evaluation.
         kept: Which targets of each group to give; None for all.
     """
-    alphas, N = protocol.grid.alphas, sums["spread"].shape[-1] // groups
-    found = {
-        name: tensor.unflatten(-1, (groups, N)).movedim(-2, 0)
-        for name, tensor in sums.items()
-        if name not in ("chosen", "lowest")
-    }
-    chosen = sums["chosen"].view(groups, N, -1)
+    alphas, found = protocol.grid.alphas, _by_group(sums, groups)
+    lp_K = sums["chosen"].view(groups, len(sums["chosen"]) // groups, -1)
     if kept is not None:
         found = {name: tensor.index_select(-1, kept) for name, tensor in found.items()}
-        chosen = chosen.index_select(1, kept)
-    lp_K = chosen.double()
+        lp_K = lp_K.index_select(1, kept)
+    lp_K = lp_K.double()
     whole, halves = _target_means(lp_K, alphas)
-    peak, G = found["peak"].double(), found["G"]
-    out = {
+    target = torch.stack([whole[alpha] for alpha in alphas], 1)
+    of_halves = torch.stack([halves[alpha].movedim(-1, 1) for alpha in alphas], 1)
+    return {
         "bound": lp_K.mean(-1),
         "lowest": lp_K.amin(-1),
         "highest": lp_K.amax(-1),
         "mean": whole[1.0],
         "square": whole[2.0],
-        "target": torch.stack([whole[alpha] for alpha in alphas], 1),
         "second": torch.stack([whole[2 * alpha] for alpha in alphas], 1),
+        "spread": found["spread"].double().clamp_min(0.0),
+        "mean_entropy": found["mean_entropy"].double() / protocol.plan.num_samples,
+    } | _columns(found, target, of_halves, protocol.nodes)
+
+
+def mean_results(sums: Results, groups: int, at_target: Tensor, nodes: Nodes) -> Results:
+    """What `Integrated.results` gives, from the kernels' sums.
+
+    Args:
+        sums: `FamilySums.mean_results` of the targets of all groups, one group after the other.
+        groups: L.
+        at_target: [L, N, 2] logits of the targets, of either half.
+        nodes: The nodes.
+    """
+    target = at_target.double()
+    whole, halves = target.mean(-1).unsqueeze(1), target.movedim(-1, 1).unsqueeze(1)
+    out = _columns(_by_group(sums, groups), whole, halves, nodes)
+    log_z = out["one"]
+    out |= {name: out[name] - log_z for name in ("target", "peak", "one")}
+    out["two"] = out["two"] - 2 * log_z
+    return {f"integrated_{name}": tensor[:, 0] for name, tensor in out.items()}
+
+
+def _by_group(sums: Results, groups: int) -> Results:
+    """Sums of targets with the groups first."""
+    return {
+        name: tensor.unflatten(-1, (groups, tensor.shape[-1] // groups)).movedim(-2, 0)
+        for name, tensor in sums.items()
+        if name not in ("chosen", "lowest")
+    }
+
+
+def _columns(found: Results, target: Tensor, halves: Tensor, nodes: Nodes) -> Results:
+    """What every alpha has, from log M of the targets [L, A, N] and of the halves [L, A, 2, N]."""
+    peak, G = found["peak"].double(), found["G"]
+    b = constant(coarse_inverse(nodes), G.device, torch.float64).view(-1, 1)
+    at = torch.cat([G[:, :, :-2:COARSE], G[:, :, -2:-1]], -2).double()
+    xe = at + b * (peak[:, 0] - target).unsqueeze(-2)
+    below = (peak[:, 1:].transpose(1, 2) - halves).unsqueeze(-2)
+    G_half = found["G_half"].transpose(1, 2).double()
+    return {
+        "target": target,
         "peak": peak[:, 0],
         "class": found["class"],
         "partition": G[:, :, :-2],
         "one": G[:, :, -2].double() + peak[:, 0],
         "two": G[:, :, -1].double() + 2 * peak[:, 0],
         "entropy": found["entropy"].double(),
-        "spread": found["spread"].double().clamp_min(0.0),
-        "mean_entropy": found["mean_entropy"].double() / protocol.plan.num_samples,
+        "half": (G_half + b * below - xe.unsqueeze(2)).float(),
     }
-    b = constant(coarse_inverse(protocol.nodes), G.device, torch.float64).view(-1, 1)
-    at = torch.cat([G[:, :, :-2:COARSE], G[:, :, -2:-1]], -2).double()
-    xe = at + b * (peak[:, 0] - out["target"]).unsqueeze(-2)
-    target = torch.stack([halves[alpha].movedim(-1, 1) for alpha in alphas], 1)  # [L, A, 2, N]
-    below = (peak[:, 1:].transpose(1, 2) - target).unsqueeze(-2)
-    G_half = found["G_half"].transpose(1, 2).double()
-    out["half"] = (G_half + b * below - xe.unsqueeze(2)).float()
-    return out
 
 
 def _target_means(

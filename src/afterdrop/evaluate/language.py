@@ -252,17 +252,15 @@ class LanguageWorker(Worker):
     def accumulators(self, targets: Tensor, counts: Tensor, groups: int) -> list[Accumulator]:
         """The family's, and the geometric mean with output dropout integrated out."""
         sums = super().accumulators(targets, counts, groups)
-        integrated = self.integrated(targets, counts)
-        return sums if integrated is None else [*sums, integrated]
+        return [*sums, Integrated(self, targets, counts)] if self.integrates else sums
 
-    def integrated(self, targets: Tensor, counts: Tensor) -> "Integrated | None":
-        """The accumulator of mean features, if alpha 0 is asked for and the softmax allows it."""
+    @property
+    def integrates(self) -> bool:
+        """Whether alpha 0 is asked for and the softmax allows to take it from mean features."""
         assert isinstance(self.model, LanguageModel)
         config = self.model.config
         softmax_drops = config.embedding_rows == "input_and_softmax" and config.embedding_dropout
-        if 0.0 not in self.protocol.grid.alphas or softmax_drops:
-            return None
-        return Integrated(self, targets, counts)
+        return 0.0 in self.protocol.grid.alphas and not softmax_drops
 
     def features(self) -> Tensor:
         """The features [time, rows, H] of the pass just run, before output dropout."""
