@@ -82,7 +82,7 @@ def ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
     if device.type != "cuda":
         yield from batches
         return
-    stream = torch.cuda.Stream(device)
+    stream = torch.cuda.Stream(device, priority=-1)  # small kernels, which large ones would hold up
     stream.wait_stream(torch.cuda.current_stream(device))
 
     def start() -> tuple[Any, torch.cuda.Event]:
