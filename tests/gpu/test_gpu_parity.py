@@ -95,6 +95,34 @@ def test_language_model_scores_agree():
             )
 
 
+def test_no_batch_after_the_first_waits_for_the_device(monkeypatch):
+    """The first one compiles, captures a graph and copies constants. Some targets are padding."""
+    from afterdrop.evaluate.fused_language import FusedLanguageWorker
+
+    torch.manual_seed(0)
+    rates = {"input_dropout": 0.3, "state_dropout": 0.3, "output_dropout": 0.5}
+    model = LanguageModel(LanguageModelConfig(50, (32, 32), **rates)).eval().cuda()
+    text = torch.randint(50, (401,))
+    settings, stream = Settings(ad.Grid((0, 1), (0, 1)), Plan(8)), StreamSettings(20, 3, windows=2)
+    wanted = evaluate_text(model, text, 0, settings, stream, lines=False)
+    begun, original = [], FusedLanguageWorker.begin
+
+    def strict(self, batch, number):
+        begun.append(number)
+        if len(begun) > 1:
+            torch.cuda.set_sync_debug_mode("error")
+        return original(self, batch, number)
+
+    monkeypatch.setattr(FusedLanguageWorker, "begin", strict)
+    try:
+        found = evaluate_text(model, text, 0, settings, stream, lines=False)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert begun == [0, 1, 2, 3]
+    for name, tensor in wanted.tensors.items():
+        torch.testing.assert_close(found.tensors[name], tensor, rtol=1e-5, atol=1e-5)
+
+
 def test_a_predictor_on_a_gpu_repeats_itself():
     torch.manual_seed(0)
     predict = ad.Predictor(mlp().cuda(), ad.AMC, num_samples=16)

@@ -72,6 +72,31 @@ def test_every_result_is_that_of_the_plain_accumulator(alphas, N, K, V, scale, d
             assert_close(xe, cross_entropies(means, targets, ROUGH), **nearly)
 
 
+@pytest.mark.parametrize(("N", "V"), [(3, 70), (2, 2053)])
+def test_logits_of_mean_features_are_alpha_0_of_two_samples(N, V, device):
+    """In chunks of one target and the others; padding and the bias as above."""
+    logits, bias = 3 * torch.randn(N, 2, -(-V // 8) * 8), torch.randn(V)
+    exact = logits[..., :V].double() + bias.double()
+    logits[..., V:] = 1e4  # not read
+    sums = FamilySums((0.5,), FINE, ROUGH, V, N, 2, device)
+    found = sums.mean_results(N)
+    for part in (slice(0, 1), slice(1, N)):
+        sums.means(logits[part].to(device), bias.to(device), found, part.start)
+    near, nearly = {"rtol": 1e-5, "atol": 1e-5}, {"rtol": 1e-4, "atol": 1e-4}
+    assert_close = torch.testing.assert_close
+    found = {name: tensor.double().cpu() for name, tensor in found.items()}
+    means = [exact.mean(1), exact[:, 0], exact[:, 1]]
+    nodes = [FINE, ROUGH, ROUGH]
+    for which, G in enumerate([found["G"][0], *found["G_half"][:, 0]]):
+        peak = means[which].amax(-1)
+        assert_close(found["peak"][which, 0], peak, **near)
+        below = (means[which] - peak.unsqueeze(-1)) * nodes[which].view(-1, 1, 1)
+        assert_close(G, below.logsumexp(-1), **nearly)
+    assert torch.equal(found["class"][0], means[0].argmax(-1).double())
+    log_p = means[0].log_softmax(-1)
+    assert_close(found["entropy"][0], -(log_p.exp() * log_p).sum(-1), **near)
+
+
 def test_float16_logits_are_read_as_they_are(device):
     """Logits that float16 holds lose nothing more."""
     found, plain, _, _ = both((0.0, 1.0), 2, 4, 70, device, torch.float16)

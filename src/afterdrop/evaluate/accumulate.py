@@ -19,6 +19,7 @@ from afterdrop.family.exponential import exp_times
 from afterdrop.family.power_mean import LOWEST, PowerSums, log_power_mean
 from afterdrop.family.temperature import COARSE, Nodes
 from afterdrop.kernels import partitions
+from afterdrop.transfer import constant
 
 Results = dict[str, Tensor]
 
@@ -43,12 +44,13 @@ class Accumulator(Protocol):
         """Per-target results, once every block is closed."""
 
 
-def log_softmax(logits: Tensor, where: str, room: Tensor | None = None) -> Tensor:
+def log_softmax(logits: Tensor, where: str | None, room: Tensor | None = None) -> Tensor:
     """Log-probabilities in float32 or better; NaN and +inf logits are refused.
 
     Args:
         logits: [..., V].
-        where: What they belong to, for the message.
+        where: What they belong to, for the message; None leaves `require_numbers` to whoever calls,
+            because it waits for a device.
         room: A result of the past that may be written over where it is large enough: fresh memory
             costs as much as the logarithms.
     """
@@ -57,12 +59,23 @@ def log_softmax(logits: Tensor, where: str, room: Tensor | None = None) -> Tenso
     if room is not None and room.numel() >= lp.numel() and room.dtype == lp.dtype:
         out = room.view(-1)[: lp.numel()].view(lp.shape)
     lp = torch.log_softmax(lp, -1, out=out)
-    if lp[..., 0].isnan().any():  # one NaN or +inf in a row makes the whole row NaN
+    if where is not None:
+        require_numbers(lp[..., 0], where)
+    return lp
+
+
+def require_numbers(log_probs: Tensor, where: str) -> None:
+    """Refuses the log-softmax of NaN or +inf logits.
+
+    Args:
+        log_probs: One of each row: one such logit makes the whole row NaN.
+        where: What they belong to, for the message.
+    """
+    if log_probs.isnan().any():
         raise DataError(
             f"the model gave NaN or infinite logits for {where}; look for overflow, inputs "
             "that are not normalised, or a row in which every class is masked"
         )
-    return lp
 
 
 def at_targets(lp: Tensor, targets: Tensor) -> Tensor:
@@ -100,7 +113,7 @@ def _entropy(log_means: Tensor, log_z: Tensor) -> Tensor:
 def coarse_xe(part: Results, nodes: Nodes) -> Tensor:
     """XE [..., Jc, N] at the coarse nodes, from what `distribution` keeps."""
     G = part["partition"][..., ::COARSE, :].double()
-    inverse = nodes.inverse(COARSE).to(G.device).view(-1, 1)
+    inverse = constant(nodes.inverse(COARSE), G.device, torch.float64).view(-1, 1)
     return G + inverse * (part["peak"] - part["target"]).unsqueeze(-2)
 
 
@@ -108,7 +121,8 @@ def cross_entropies(log_means: Tensor, targets: Tensor, inverse: Tensor) -> Tens
     """XE [..., J, N] of log M [..., N, V] at inverse temperatures."""
     G, peak = partitions(log_means, inverse)
     below = (peak - at_targets(log_means, targets)).double()
-    return (G.double() + inverse.to(below).view(-1, *[1] * below.dim()) * below).movedim(0, -2)
+    inverse = constant(inverse, below.device, torch.float64).view(-1, *[1] * below.dim())
+    return (G.double() + inverse * below).movedim(0, -2)
 
 
 def target_moments(lp_K: Tensor, alphas: tuple[float, ...]) -> Results:

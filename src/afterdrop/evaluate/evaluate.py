@@ -19,6 +19,7 @@ from afterdrop.errors import AfterdropError, DataError, MemberError
 from afterdrop.evaluate.accumulate import log_softmax
 from afterdrop.evaluate.parts import Parts
 from afterdrop.evaluate.passes import Batch, Reader, call, fresh, memory_budget
+from afterdrop.evaluate.pipeline import Job, behind
 from afterdrop.evaluate.protocol import Protocol, fingerprint
 from afterdrop.evaluate.ranks import agree
 from afterdrop.evaluate.scores import Scores
@@ -175,17 +176,29 @@ def run_evaluation(
             disable=not (settings.progress and settings.ranks.first),
         )
         with bar, parts:
-            position = settings.first_example
-            for number, item in enumerate(stream):
-                batch = reader.batch(item, number, position, device)
-                position += batch.size
-                if parts.due(number, batch):
-                    parts.add(batch, worker.batch(batch, number))
+            batches_due = _due(stream, settings, device, parts, bar)
+            begun = (Job(n, batch, worker.begin(batch, n)) for n, batch in batches_due)
+            for job in behind(begun, worker.ahead):
+                parts.add(job.number, job.batch, job.results())
                 bar.update()
         tensors = parts.finish()
     if not tensors["targets"].numel():
         raise DataError(f"no target counts: all equal ignore_index={reader.ignore_index}")
     return Scores(protocol, tensors)
+
+
+def _due(
+    stream: Iterator[Any], settings: Settings, device: torch.device, parts: Parts, bar: Any
+) -> Iterator[tuple[int, Batch]]:
+    """The batches that are left to evaluate here, with their numbers."""
+    position = settings.first_example
+    for number, item in enumerate(stream):
+        batch = settings.reader.batch(item, number, position, device)
+        position += batch.size
+        if parts.due(number, batch):
+            yield number, batch
+        else:
+            bar.update()
 
 
 def _peek(batches: Iterable[Any]) -> tuple[Any, Iterator[Any], int | None]:
@@ -218,11 +231,11 @@ def _dry_run(model: nn.Module, first: Batch, settings: Settings) -> Sites | None
 
 def _protocol(model: nn.Module, first: Batch, settings: Settings, sites: Sites | None) -> Protocol:
     reader = settings.reader
-    logits = reader.logits(call(model, fresh(first, reader)), first.targets, 1)[0]
+    logits = reader.logits(call(model, fresh(first, reader)), first.host, 1)[0]
     classes = logits.shape[-1]
     if classes < 2:
         raise DataError(f"the model gives {classes} logit per target; give at least 2 classes")
-    reader.check_classes(first.targets, classes, 0)
+    reader.check_classes(first.host, classes, 0)
     targets = first.targets.flatten()[reader.counts(first.targets)]
     if settings.temperatures is None:
         some = max(1, 2**21 // classes)  # enough to tell the scale

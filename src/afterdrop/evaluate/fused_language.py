@@ -10,16 +10,22 @@ rows are M × W × K, features M × W × time × K.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from afterdrop import kernels
-from afterdrop.evaluate.accumulate import Results, TooLow
+from afterdrop.evaluate.accumulate import Results, TooLow, at_targets, require_numbers
 from afterdrop.evaluate.fused_features import MOST_MULTIPLIERS, SampledFeatures
-from afterdrop.evaluate.fused_mean import family_results, family_sums, require_held
-from afterdrop.evaluate.integrated import Integrated
+from afterdrop.evaluate.fused_mean import (
+    family_results,
+    family_sums,
+    mean_results,
+    require_held,
+)
 from afterdrop.evaluate.language import LanguageWorker, StreamSettings
 from afterdrop.evaluate.passes import Batch
 from afterdrop.family.member import Grid
@@ -29,10 +35,12 @@ from afterdrop.masks.rows import split_evenly
 from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel
 from afterdrop.models.fused import Copies, DeterministicPass, why_not_fused
+from afterdrop.transfer import Parcel, Post, upload
 
 _ROWS = 2**15  # rows of a product: enough to run at full speed
 _SMALLEST = 2**20  # bytes under which a smaller budget is not tried
 _LOGITS = 2**27  # logits at a time: 256 MiB, for a product at full speed
+_MEANS = 2**25  # the same of mean features, in float32: 128 MiB
 
 
 def why_not(
@@ -55,8 +63,9 @@ def why_not(
 
 
 class FusedLanguageWorker(LanguageWorker):
-    """Evaluates windows with the kernels."""
+    """Evaluates windows with the kernels, which go on while the CPU takes results."""
 
+    ahead = 1
     dtype = torch.float16  # of operands and logits; eight times finer than bfloat16
 
     def __init__(self, *args: Any, stream: StreamSettings) -> None:
@@ -65,7 +74,7 @@ class FusedLanguageWorker(LanguageWorker):
         self._uses_kernels = True
         self.copies = Copies(self.model, self.dtype)
         self.copies.pack()
-        self.device = self.model.softmax_bias.device
+        self.device, self._bias = self.model.softmax_bias.device, self.model.softmax_bias.detach()
         self.multipliers = self.protocol.grid.stochastic
         self.sampled = SampledFeatures(self.copies, self.protocol, stream)
         K = self.protocol.plan.num_samples
@@ -74,18 +83,69 @@ class FusedLanguageWorker(LanguageWorker):
         shape = self.targets_at_once * K, len(self.copies.softmax)
         self._logits = torch.empty(shape, dtype=self.dtype, device=self.device)
         self._passes: DeterministicPass | None = None
+        self._post = Post(self.device)
 
-    def deterministic(self, batch: Batch) -> Tensor:
-        """Logits [N, V] of the targets that count, without dropout."""
+    def begin(self, batch: Batch, number: int) -> Callable[[], Results]:
+        """Launches all kernels of a batch and returns what waits for its results."""
         if self._uses_kernels:
+            identity = self.identity(batch, number)
             try:
-                return self._deterministic(batch)
+                parcels = self._launch(batch)
             except Exception as error:
-                kernels.reason_to_fall_back(error, "the deterministic pass")
+                kernels.reason_to_fall_back(error, "the evaluation of samples")
                 self._give_up_kernels()
-        return super().deterministic(batch)
+                self.sampled.clear()  # most of the memory
+            else:
+                return partial(self._finish, batch, number, identity, parcels)
+        return super().begin(batch, number)
 
-    def _deterministic(self, batch: Batch) -> Tensor:
+    def _finish(
+        self, batch: Batch, number: int, identity: Results, parcels: list[Parcel]
+    ) -> Results:
+        """The results of a batch, copied to where they may stay."""
+        det, *parts = [parcel.open() for parcel in parcels]
+        require_numbers(det["det_target"], f"batch {number}")
+        results = identity | joined([det])
+        if not parts:
+            return results
+        try:
+            require_held(joined(parts, ["mc_held"])["mc_held"])
+        except TooLow:
+            self.fused = False  # those sums would not hold them either
+            return results | self._sampled(batch, number)
+        return results | joined(parts, [name for name in parts[0] if name != "mc_held"])
+
+    def _launch(self, batch: Batch) -> list[Parcel]:
+        """The results without dropout and of each chunk of windows, on their way to the CPU.
+
+        Nothing here may wait for the device, which still works on the batch before.
+        """
+        while True:
+            try:
+                parcels = [self._post.send(self._deterministic(batch))]
+                for windows in self._chunks(batch) if self.multipliers else ():
+                    parcels.append(self._post.send(self._windows(batch, windows)))
+                return parcels
+            except torch.OutOfMemoryError:
+                if self.budget < _SMALLEST:
+                    raise
+            self.budget //= 2
+            self.sampled.clear()
+            torch.cuda.empty_cache()
+
+    def _chunks(self, batch: Batch) -> list[range]:
+        """Windows whose rows run together."""
+        each = len(self.multipliers) * self.protocol.plan.num_samples
+        rows = min(_ROWS, self.budget // self.sampled.row_bytes(batch.host.shape[1]))
+        return split_evenly(batch.size, max(1, rows // each))
+
+    def _kept(self, batch: Batch, windows: range) -> Tensor | None:
+        """Numbers of the targets of some windows that count; None if all do."""
+        counts = self.reader.counts(batch.host[windows.start : windows.stop])
+        return None if bool(counts.all()) else upload(counts.nonzero()[:, 0], self.device)
+
+    def _deterministic(self, batch: Batch) -> Results:
+        """Results of the targets that count, without dropout."""
         tokens, state = batch.inputs
         if self._passes is None:  # the first batch is the largest
             self._passes = DeterministicPass(self.copies, *tokens.shape)
@@ -93,109 +153,65 @@ class FusedLanguageWorker(LanguageWorker):
         passes.begin(state)
         window = torch.zeros_like(passes.tokens).t()
         window[: len(tokens)] = tokens
-        y = passes.run(window).transpose(0, 1)[: len(tokens)]
-        return self._output(y.flatten(0, 1)[self.reader.counts(batch.targets)])
+        y = passes.run(window).transpose(0, 1)[: len(tokens)].flatten(0, 1)
+        targets = batch.targets.flatten()
+        if (kept := self._kept(batch, range(batch.size))) is not None:
+            y, targets = y.index_select(0, kept), targets.index_select(0, kept)
+        return self.deterministic(self._output(y), targets, None)
 
-    def _sampled(self, batch: Batch, number: int) -> Results:
-        if not self._uses_kernels:
-            return super()._sampled(batch, number)
-        each = len(self.multipliers) * self.protocol.plan.num_samples
-        rows = min(_ROWS, self.budget // self.sampled.row_bytes(batch.targets.shape[1]))
-        chunks = split_evenly(batch.size, max(1, rows // each))
-        # Results stay on the device until the batch is done: a copy would wait for the kernels.
-        each = batch.targets.shape[1]
-        counts = self.reader.counts(batch.targets)
-        kept = [counts[r.start * each : r.stop * each].nonzero()[:, 0] for r in chunks]
-        try:
-            parts = [self._windows(batch, *chunk) for chunk in zip(chunks, kept)]
-            require_held(torch.cat([part.pop("mc_held") for part in parts]))
-        except TooLow:
-            self.fused = False  # those sums would not hold them either
-            return super()._sampled(batch, number)
-        except torch.OutOfMemoryError:
-            if self.budget < _SMALLEST:
-                raise
-            self.budget //= 2
-            self.sampled.clear()
-            torch.cuda.empty_cache()
-            return self._sampled(batch, number)
-        except Exception as error:
-            kernels.reason_to_fall_back(error, "the evaluation of samples")
-            self._give_up_kernels()
-            self.sampled.clear()  # most of the memory
-            return super()._sampled(batch, number)
-        return on_cpu({name: torch.cat([part[name] for part in parts], -1) for name in parts[0]})
-
-    def _windows(self, batch: Batch, examples: range, kept: Tensor) -> Results:
-        """Results of some windows, and under `mc_held` the smallest log-probabilities.
-
-        Args:
-            batch: All windows.
-            examples: Which.
-            kept: Which of their targets count; numbers, because a mask would wait for the kernels.
-        """
-        part = slice(examples.start, examples.stop)
+    def _windows(self, batch: Batch, windows: range) -> Results:
+        """Results of some windows, and under `mc_held` the smallest log-probability."""
+        part = slice(windows.start, windows.stop)
         tokens, state = batch.inputs
         start = tuple((h[part], c[part]) for h, c in state)
-        features, plain = self.sampled.run(tokens[part], start, batch.first + examples.start)
-        targets = batch.targets[part].flatten()
-        found, lp_K = self._family(features, targets.clamp_min(0))
-        held = found.pop("lowest").flatten()
-        found = {name: tensor.index_select(-1, kept) for name, tensor in found.items()}
-        out = family_results(found, lp_K.index_select(-1, kept), self.protocol)
-        if (integrated := self.integrated(targets[kept], kept)) is not None:
-            out.update(self._of_halves(integrated, plain, kept))
-        out["held"] = held
+        features, plain = self.sampled.run(tokens[part], start, batch.first + windows.start)
+        targets, kept = batch.targets[part].flatten(), self._kept(batch, windows)
+        found = self._family(features, targets if kept is None else targets.clamp_min(0))
+        out = family_results(found, len(self.multipliers), self.protocol, kept)
+        if kept is not None:
+            targets = targets.index_select(0, kept)
+        if self.integrates:
+            out.update(self._integrated(plain, targets, kept))
+        out["held"] = found["lowest"].amin().view(1)
         return {f"mc_{name}": tensor for name, tensor in out.items()}
 
-    def _family(self, features: Tensor, targets: Tensor) -> tuple[Results, Tensor]:
-        """Sums over samples of all targets [M, ..., N], and log-probabilities [K, M, N]."""
+    def _family(self, features: Tensor, targets: Tensor) -> Results:
+        """Sums over samples of all targets, multiplier by multiplier."""
         M, K, N = len(self.multipliers), self.protocol.plan.num_samples, len(targets)
-        assert isinstance(self.model, LanguageModel)
-        bias = self.model.softmax_bias.detach()
-        rows = features.view(M, N * K, -1)
-        found = [self.sums.results(N) for _ in range(M)]
-        for m in range(M):
-            for start in range(0, N, self.targets_at_once):
-                some = targets[start : start + self.targets_at_once]
-                logits = self._logits[: len(some) * K]
-                piece = rows[m, start * K : (start + len(some)) * K]
-                torch.mm(piece, self.copies.softmax.t(), out=logits)
-                self.sums.add(logits, bias, some, found[m], start)
-        joined = {name: torch.stack([part[name] for part in found]) for name in found[0]}
-        joined["mean_entropy"] /= K
-        return joined, joined.pop("chosen").permute(2, 0, 1)
+        targets, found = targets.repeat(M), self.sums.results(M * N)
+        for start in range(0, M * N, self.targets_at_once):
+            some = targets[start : start + self.targets_at_once]
+            logits = self._logits[: len(some) * K]
+            rows = features[start * K : (start + len(some)) * K]
+            torch.mm(rows, self.copies.softmax.t(), out=logits)
+            self.sums.add(logits, self._bias, some, found, start)
+        return found
 
-    def _of_halves(self, integrated: Integrated, plain: Tensor, kept: Tensor) -> Results:
-        """Alpha 0 with output dropout integrated out, from the stack's outputs."""
-        M, K = len(self.multipliers), self.protocol.plan.num_samples
-        hidden = self.copies.config.hidden_sizes[0]
-        halves = plain.view(M, -1, 2, K // 2, plain.shape[-1])[..., :hidden]
-        halves = halves.sum(3, dtype=torch.float32).index_select(1, kept)
-        integrated.output = self._output
-        return integrated.of_halves([(half, K // 2) for half in halves.unbind(2)])
+    def _integrated(self, plain: Tensor, targets: Tensor, kept: Tensor | None) -> Results:
+        """Alpha 0 with output dropout integrated out, from the stack's outputs (`Integrated`)."""
+        M, half = len(self.multipliers), self.protocol.plan.num_samples // 2
+        halves = plain.view(M, -1, 2, half, plain.shape[-1]).sum(3, dtype=torch.float32)
+        if kept is not None:
+            halves = halves.index_select(1, kept)
+        features = self.copies.features(halves.div_(half).flatten(0, 2))
+        own, N = targets.repeat(M), len(targets)
+        found, at_target = self.sums.mean_results(M * N), self._bias[own].unsqueeze(1).repeat(1, 2)
+        step = max(1, _MEANS // (2 * len(self.copies.softmax)))
+        for start in range(0, M * N, step):
+            some = slice(start, min(start + step, M * N))
+            logits = self.copies.logits(features[2 * some.start : 2 * some.stop])
+            logits = logits.unflatten(0, (-1, 2))
+            self.sums.means(logits, self._bias, found, start)
+            at_target[some] += at_targets(logits.transpose(0, 1), own[some]).t()
+        return mean_results(found, M, at_target.view(M, N, 2), self.protocol.nodes)
 
     def _output(self, y: Tensor) -> Tensor:
-        """Logits [..., V] of the stack's mean output [..., H]."""
-        rows = torch.zeros(*y.shape[:-1], self.copies.stack.w_h.shape[-1], device=self.device)
-        rows[..., : y.shape[-1]] = y
-        logits = self.copies.logits(self.copies.features(rows.flatten(0, -2)))
-        assert isinstance(self.model, LanguageModel)
-        bias = self.model.softmax_bias.detach()
-        return (logits[:, : len(bias)] + bias).unflatten(0, y.shape[:-1])
+        """Logits [N, V] of the stack's output [N, H₊]."""
+        logits = self.copies.logits(self.copies.features(y))
+        return logits[:, : len(self._bias)] + self._bias
 
 
-def on_cpu(results: Results) -> Results:
-    """Results in the CPU's memory, through pages that a GPU can write to by itself."""
-    device = next(iter(results.values())).device
-    if device.type != "cuda":
-        return results
-    made = {
-        name: torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(
-            tensor, non_blocking=True
-        )
-        for name, tensor in results.items()
-    }
-    torch.cuda.synchronize(device)
-    # Such pages are scarce: they go back, and the results go where they may stay.
-    return {name: tensor.clone() for name, tensor in made.items()}
+def joined(parts: list[Results], names: Iterable[str] | None = None) -> Results:
+    """Copies of results of chunks of targets, joined along the targets."""
+    chosen = parts[0] if names is None else names
+    return {name: torch.cat([part[name] for part in parts], -1) for name in chosen}

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from afterdrop import kernels
-from afterdrop.evaluate.accumulate import Results, TooLow, target_moments
+from afterdrop.evaluate.accumulate import Results, TooLow
 from afterdrop.evaluate.protocol import Protocol
-from afterdrop.family.power_mean import log_power_mean
 from afterdrop.family.temperature import COARSE, Nodes
 from afterdrop.kernels.family_sums import ALPHAS, LOWEST, FamilySums
+from afterdrop.transfer import constant
 
 
 def why_not(protocol: Protocol, device: torch.device) -> str | None:
@@ -82,58 +82,120 @@ class FusedMean:
         Raises:
             TooLow: If plain sums cannot hold a probability, or logits were NaN.
         """
-        K, N = self.protocol.plan.num_samples, len(self.targets)
-        self._sums.finish(self.groups * N, self._found)
-        found = {
-            name: tensor.unflatten(-1, (self.groups, N)).movedim(-2, 0)
-            for name, tensor in self._found.items()
-            if name not in ("chosen", "lowest")
-        }
-        found["mean_entropy"] = found["mean_entropy"] / K
-        lp_K = self._found["chosen"].view(self.groups, N, K).permute(2, 0, 1)
+        self._sums.finish(self.groups * len(self.targets), self._found)
         require_held(self._found["lowest"])
-        return family_results(found, lp_K, self.protocol)
+        return family_results(self._found, self.groups, self.protocol)
 
 
 def require_held(lowest: Tensor) -> None:
     """Refuses log-probabilities that plain sums cannot hold, and NaN, which the plain form reports.
 
     Args:
-        lowest: The smallest log-probability of each sample.
+        lowest: The smallest log-probability of each sample, or of many.
     """
     if lowest.numel() and not float(lowest.min()) >= LOWEST:
         raise TooLow
 
 
-def family_results(found: Results, lp_K: Tensor, protocol: Protocol) -> Results:
+def family_results(
+    sums: Results, groups: int, protocol: Protocol, kept: Tensor | None = None
+) -> Results:
     """What `MeanTemper.results` gives, from the kernels' sums.
 
     Args:
-        found: `G` [L, A, J + 2, N], `G_half` [L, 2, A, Jc + 1, N], `peak` [L, 3, A, N], `class` and
-            `entropy` [L, A, N], `spread` and `mean_entropy` [L, N].
-        lp_K: [K, L, N] log-probabilities of the targets.
+        sums: `FamilySums.results` of the targets of all groups, one group after the other.
+        groups: L.
         protocol: The evaluation.
+        kept: Which targets of each group to give; None for all.
     """
-    alphas, lp_K = protocol.grid.alphas, lp_K.double()
-    out = target_moments(lp_K, alphas)
+    alphas, found = protocol.grid.alphas, _by_group(sums, groups)
+    lp_K = sums["chosen"].view(groups, len(sums["chosen"]) // groups, -1)
+    if kept is not None:
+        found = {name: tensor.index_select(-1, kept) for name, tensor in found.items()}
+        lp_K = lp_K.index_select(1, kept)
+    lp_K = lp_K.double()
+    whole, halves = _target_means(lp_K, alphas)
+    target = torch.stack([whole[alpha] for alpha in alphas], 1)
+    of_halves = torch.stack([halves[alpha].movedim(-1, 1) for alpha in alphas], 1)
+    return {
+        "bound": lp_K.mean(-1),
+        "lowest": lp_K.amin(-1),
+        "highest": lp_K.amax(-1),
+        "mean": whole[1.0],
+        "square": whole[2.0],
+        "second": torch.stack([whole[2 * alpha] for alpha in alphas], 1),
+        "spread": found["spread"].double().clamp_min(0.0),
+        "mean_entropy": found["mean_entropy"].double() / protocol.plan.num_samples,
+    } | _columns(found, target, of_halves, protocol.nodes)
+
+
+def mean_results(sums: Results, groups: int, at_target: Tensor, nodes: Nodes) -> Results:
+    """What `Integrated.results` gives, from the kernels' sums.
+
+    Args:
+        sums: `FamilySums.mean_results` of the targets of all groups, one group after the other.
+        groups: L.
+        at_target: [L, N, 2] logits of the targets, of either half.
+        nodes: The nodes.
+    """
+    target = at_target.double()
+    whole, halves = target.mean(-1).unsqueeze(1), target.movedim(-1, 1).unsqueeze(1)
+    out = _columns(_by_group(sums, groups), whole, halves, nodes)
+    log_z = out["one"]
+    out |= {name: out[name] - log_z for name in ("target", "peak", "one")}
+    out["two"] = out["two"] - 2 * log_z
+    return {f"integrated_{name}": tensor[:, 0] for name, tensor in out.items()}
+
+
+def _by_group(sums: Results, groups: int) -> Results:
+    """Sums of targets with the groups first."""
+    return {
+        name: tensor.unflatten(-1, (groups, tensor.shape[-1] // groups)).movedim(-2, 0)
+        for name, tensor in sums.items()
+        if name not in ("chosen", "lowest")
+    }
+
+
+def _columns(found: Results, target: Tensor, halves: Tensor, nodes: Nodes) -> Results:
+    """What every alpha has, from log M of the targets [L, A, N] and of the halves [L, A, 2, N]."""
     peak, G = found["peak"].double(), found["G"]
-    out |= {
+    b = constant(coarse_inverse(nodes), G.device, torch.float64).view(-1, 1)
+    at = torch.cat([G[:, :, :-2:COARSE], G[:, :, -2:-1]], -2).double()
+    xe = at + b * (peak[:, 0] - target).unsqueeze(-2)
+    below = (peak[:, 1:].transpose(1, 2) - halves).unsqueeze(-2)
+    G_half = found["G_half"].transpose(1, 2).double()
+    return {
+        "target": target,
         "peak": peak[:, 0],
         "class": found["class"],
-        "partition": G[:, :, :-2].contiguous(),
+        "partition": G[:, :, :-2],
         "one": G[:, :, -2].double() + peak[:, 0],
         "two": G[:, :, -1].double() + 2 * peak[:, 0],
         "entropy": found["entropy"].double(),
-        "spread": found["spread"].double().clamp_min(0.0),
-        "mean_entropy": found["mean_entropy"].double(),
+        "half": (G_half + b * below - xe.unsqueeze(2)).float(),
     }
-    b = coarse_inverse(protocol.nodes).to(G.device).view(-1, 1)
-    at = torch.cat([G[:, :, :-2:COARSE], G[:, :, -2:-1]], -2).double()
-    xe = at + b * (peak[:, 0] - out["target"]).unsqueeze(-2)
-    halves = []
-    for half, lp in enumerate(lp_K.chunk(2)):
-        target = torch.stack([log_power_mean(lp, alpha) for alpha in alphas], 1)
-        below = (peak[:, 1 + half] - target).unsqueeze(-2)
-        halves.append(found["G_half"][:, half].double() + b * below - xe)
-    out["half"] = torch.stack(halves, -3).float()
-    return out
+
+
+def _target_means(
+    lp_K: Tensor, alphas: tuple[float, ...]
+) -> tuple[dict[float, Tensor], dict[float, Tensor]]:
+    """Log power means of the targets' own log-probabilities [L, N, K], at the bounds' powers.
+
+    One peak serves every power and both halves: what is so far below it that a float64 cannot hold
+    its power is below `LOWEST`, too.
+
+    Returns:
+        Of all samples [L, N] and of the halves [L, N, 2].
+    """
+    peak = lp_K.amax(-1, keepdim=True)
+    below = (lp_K - peak).unflatten(-1, (2, -1))
+    whole, halves = {}, {}
+    for power in {0.0, 1.0, 2.0, *alphas, *(2 * alpha for alpha in alphas)}:
+        if power == 0:
+            means = below.mean(-1)
+            whole[power], halves[power] = means.mean(-1) + peak.squeeze(-1), means + peak
+        else:
+            means = (below * power).exp_().mean(-1)
+            whole[power] = means.mean(-1).log_().div_(power) + peak.squeeze(-1)
+            halves[power] = means.log_().div_(power) + peak
+    return whole, halves

@@ -8,7 +8,6 @@ Legend: L multipliers, S samples, N targets, H features, V token types.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -30,7 +29,6 @@ class Integrated:
 
     def __init__(self, worker: LanguageWorker, targets: Tensor, counts: Tensor) -> None:
         self.worker, self.targets, self.counts = worker, targets, counts
-        self.output: Callable[[Tensor], Tensor] = self._plain_output  # logits of mean features
         self._half_size = max(1, worker.protocol.plan.blocks // 2)
         self._halves: list[tuple[Tensor, int]] = []
         self._sum: Tensor | None = None
@@ -52,20 +50,12 @@ class Integrated:
             self._halves.append((self._sum, self._count))
             self._sum, self._count = None, 0
 
-    def of_halves(self, halves: list[tuple[Tensor, int]]) -> Results:
-        """Results of sums of features [L, N, H] that were made elsewhere."""
-        self._halves = halves
-        return self.results()
-
-    def _plain_output(self, features: Tensor) -> Tensor:
-        model = self.worker.model
+    def _log_probs(self, total: Tensor, count: int) -> Tensor:
+        features, model = total / count, self.worker.model
         assert isinstance(model, LanguageModel)
         if model.projection is not None:
             features = F.linear(features, model.projection)
-        return model.output(features)
-
-    def _log_probs(self, total: Tensor, count: int) -> Tensor:
-        return self.output(total / count).float().log_softmax(-1)
+        return model.output(features).float().log_softmax(-1)
 
     def results(self) -> Results:
         """Per-target results [L, ...] under the name `integrated`."""

@@ -113,7 +113,8 @@ def evaluate_text(
         Scores(split='valid', 3 members, K=4, 100 targets in 3 examples)
     """
     stream = stream or StreamSettings()
-    stripes = EvalStripes(tokens, eos, stream.stripes, stream.time, lines=lines)
+    # The text stays on the CPU: which of its targets count is asked for at every step.
+    stripes = EvalStripes(tokens.cpu(), eos, stream.stripes, stream.time, lines=lines)
     together = _windows_at_once(model, stream, settings) if stream.carry == "deterministic" else 1
     settings = dataclasses.replace(settings, stream=stream.named(), reader=Reader(0, -100))
     kind, passes = _fused(model, settings, stream)
@@ -226,7 +227,7 @@ class LanguageWorker(Worker):
         logits, self._after[key] = self.control.forward(
             rows, part[0], self._states.get(key, part[1])
         )
-        logits = self.reader.logits(logits, batch.targets[examples.start : examples.stop], copies)
+        logits = self.reader.logits(logits, batch.host[examples.start : examples.stop], copies)
         return logits.unflatten(0, (len(rows.multipliers), len(rows.samples))).transpose(0, 1)
 
     def carried(self) -> Results:
@@ -251,17 +252,15 @@ class LanguageWorker(Worker):
     def accumulators(self, targets: Tensor, counts: Tensor, groups: int) -> list[Accumulator]:
         """The family's, and the geometric mean with output dropout integrated out."""
         sums = super().accumulators(targets, counts, groups)
-        integrated = self.integrated(targets, counts)
-        return sums if integrated is None else [*sums, integrated]
+        return [*sums, Integrated(self, targets, counts)] if self.integrates else sums
 
-    def integrated(self, targets: Tensor, counts: Tensor) -> "Integrated | None":
-        """The accumulator of mean features, if alpha 0 is asked for and the softmax allows it."""
+    @property
+    def integrates(self) -> bool:
+        """Whether alpha 0 is asked for and the softmax allows to take it from mean features."""
         assert isinstance(self.model, LanguageModel)
         config = self.model.config
         softmax_drops = config.embedding_rows == "input_and_softmax" and config.embedding_dropout
-        if 0.0 not in self.protocol.grid.alphas or softmax_drops:
-            return None
-        return Integrated(self, targets, counts)
+        return 0.0 in self.protocol.grid.alphas and not softmax_drops
 
     def features(self) -> Tensor:
         """The features [time, rows, H] of the pass just run, before output dropout."""

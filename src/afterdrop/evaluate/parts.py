@@ -61,7 +61,7 @@ class Parts:
         """Whether a batch is this rank's to evaluate; refuses a finished one whose data changed."""
         self._seen = number + 1
         if self.ranks.count > 1:
-            self._data.update(digest([("targets", batch.targets)]).encode())
+            self._data.update(digest([("targets", batch.host)]).encode())
         if number not in self._digests:
             self._left += 1
             return (self._left - 1) % self.ranks.count == self.ranks.rank
@@ -72,9 +72,8 @@ class Parts:
             )
         return False
 
-    def add(self, batch: Batch, results: dict[str, Tensor]) -> None:
-        """Adds the results of the batch that was due."""
-        number = self._seen - 1
+    def add(self, number: int, batch: Batch, results: dict[str, Tensor]) -> None:
+        """Adds the results of a batch that was due."""
         self._results.append(results)
         self._digests[number] = _digest(batch) if self.folder is not None else ""
         self._fresh.append(number)
@@ -157,4 +156,8 @@ class Parts:
 
 
 def _digest(batch: Batch) -> str:
-    return digest((str(i), t) for i, t in enumerate([*all_tensors(batch.inputs), batch.targets]))
+    given = all_tensors(batch.given)
+    # States that a model carried there lie on its device, where reading them would wait for the
+    # batches under way; they follow from the tokens of the batches before.
+    there = [tensor for tensor in given if tensor.device.type == "cpu"] or given
+    return digest((str(i), tensor) for i, tensor in enumerate([*there, batch.host]))

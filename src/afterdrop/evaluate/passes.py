@@ -16,6 +16,7 @@ from afterdrop.masks.dry_run import output_tensor
 from afterdrop.masks.rows import Rows, split_evenly, take_rows
 from afterdrop.masks.sites import Sites
 from afterdrop.masks.uniforms import Plan
+from afterdrop.transfer import upload
 
 _SAMPLES_AT_ONCE = 5
 CPU_MEMORY = 256 * 2**20
@@ -34,12 +35,16 @@ class Batch:
         targets: [B, ...] with the batch dimension first.
         first: Number of the first example in the data.
         size: B.
+        given: The inputs as they were given.
+        host: The targets on the CPU, which can be read without waiting for a device.
     """
 
     inputs: Any
     targets: Tensor
     first: int
     size: int
+    given: Any
+    host: Tensor
 
 
 def call(model: Callable[..., Any], inputs: Any) -> Any:
@@ -54,7 +59,7 @@ def call(model: Callable[..., Any], inputs: Any) -> Any:
 def to_device(inputs: Any, device: torch.device) -> Any:
     """Moves the tensors of nested inputs."""
     if isinstance(inputs, Tensor):
-        return inputs.to(device)
+        return upload(inputs, device)
     if isinstance(inputs, Mapping):
         return {key: to_device(value, device) for key, value in inputs.items()}
     if isinstance(inputs, tuple) and hasattr(inputs, "_fields"):
@@ -97,14 +102,16 @@ class Reader:
             raise DataError(f"batch {number} has no examples; leave it out")
         if isinstance(inputs, list):
             inputs = tuple(inputs)
-        return Batch(to_device(inputs, device), targets.to(device).long(), first, targets.shape[0])
+        host = targets.cpu().long()
+        moved = to_device(inputs, device)
+        return Batch(moved, upload(host, device), first, len(host), inputs, host)
 
     def counts(self, targets: Tensor) -> Tensor:
         """Which targets count, flattened."""
         return (targets != self.ignore_index).flatten()
 
     def logits(self, output: Any, targets: Tensor, copies: int) -> Tensor:
-        """Logits [copies, N, V] of the targets that count."""
+        """Logits [copies, N, V] of the targets (on the CPU) that count."""
         logits = output_tensor(output)
         found = tuple(logits.shape)
         if self.batch_dim and logits.dim() > self.batch_dim + 1:
@@ -206,7 +213,7 @@ def run_rows(control: Control, reader: Reader, batch: Batch, rows: Rows, example
     start, stop = examples.start, examples.stop
     inputs = take_rows(batch.inputs, reader.batch_dim, batch.size, start, stop, copies)
     output = call(lambda *a, **k: control.forward(rows, *a, **k), inputs)
-    logits = reader.logits(output, batch.targets[start:stop], copies)
+    logits = reader.logits(output, batch.host[start:stop], copies)
     return logits.unflatten(0, (len(rows.multipliers), len(rows.samples))).transpose(0, 1)
 
 

@@ -10,6 +10,7 @@ from afterdrop import kernels
 from afterdrop.data.stream import EvalStripes
 from afterdrop.masks.mode import eval_mode
 from afterdrop.models import LanguageModel
+from afterdrop.transfer import upload
 
 if TYPE_CHECKING:
     from afterdrop.models.fused import DeterministicPass
@@ -69,18 +70,19 @@ class Windows:
                 self.passes = None
         device = self.model.softmax_bias.device
         with torch.no_grad(), eval_mode(self.model):
-            return self.model.features(tokens.to(device), state)[1]
+            return self.model.features(upload(tokens, device), state)[1]
 
 
 def ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
-    """Makes each batch on a stream of its own while the one before is evaluated.
+    """Makes each batch on a stream of its own while those before are evaluated.
 
-    Whoever takes a batch must have waited for its results before it takes the next one.
+    Whoever takes a batch must hold it until its results are there: that stream writes the next
+    states to memory that is given back.
     """
     if device.type != "cuda":
         yield from batches
         return
-    stream = torch.cuda.Stream(device)
+    stream = torch.cuda.Stream(device, priority=-1)  # small kernels, which large ones would hold up
     stream.wait_stream(torch.cuda.current_stream(device))
 
     def start() -> tuple[Any, torch.cuda.Event]:

@@ -1,5 +1,8 @@
 """The work on one batch: the deterministic pass, then chunks of sampled rows into accumulators."""
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 
@@ -27,12 +30,19 @@ from afterdrop.evaluate.protocol import SAMPLE_NODES, Protocol
 from afterdrop.family.temperature import NODES
 from afterdrop.masks.rows import Rows, keep_mask, split_evenly
 from afterdrop.masks.sites import Sites
+from afterdrop.transfer import upload
 
 _DET_ELEMENTS = {"cpu": 2**21, "cuda": 2**26}  # deterministic log-probabilities at a time
 
 
 class Worker:
-    """Evaluates batches; on running out of memory it goes on with smaller chunks."""
+    """Evaluates batches; on running out of memory it goes on with smaller chunks.
+
+    Attributes:
+        ahead: How many later batches to begin before the results of one are taken.
+    """
+
+    ahead = 0
 
     def __init__(
         self,
@@ -62,32 +72,40 @@ class Worker:
     def restore(self, carried: Results) -> None:
         """Takes up what `carried` gave."""
 
+    def begin(self, batch: Batch, number: int) -> Callable[[], Results]:
+        """Begins a batch and returns what gives its results; here all work is done only then."""
+        return partial(self.batch, batch, number)
+
     def batch(self, batch: Batch, number: int) -> Results:
         """All results of one batch, on the CPU."""
-        counts = self.reader.counts(batch.targets)
-        self.reader.check_classes(batch.targets, self.protocol.num_classes, number)
-        each = batch.targets.numel() // batch.size
+        results = self.identity(batch, number)
+        output = call(self.model, fresh(batch, self.reader))
+        logits = self.reader.logits(output, batch.host, 1)[0]
+        targets = upload(results["targets"], logits.device)
+        found = self.deterministic(logits, targets, f"batch {number}")
+        results |= {name: tensor.cpu() for name, tensor in found.items()}
+        if self.sites is not None:
+            results |= self._sampled(batch, number)
+        return results
+
+    def identity(self, batch: Batch, number: int) -> Results:
+        """The targets of a batch that count, which must be classes, and their examples."""
+        self.reader.check_classes(batch.host, self.protocol.num_classes, number)
+        counts = self.reader.counts(batch.host)
+        each = batch.host.numel() // batch.size
         examples = torch.arange(batch.first, batch.first + batch.size).repeat_interleave(each)
-        targets = batch.targets.flatten()[counts]
-        results = {"targets": targets.cpu(), "examples": examples[counts.cpu()]}
-        logits = self.deterministic(batch)
+        return {"targets": batch.host.flatten()[counts], "examples": examples[counts]}
+
+    def deterministic(self, logits: Tensor, targets: Tensor, where: str | None) -> Results:
+        """Results of logits [N, V] without dropout, on their device; `where` as `log_softmax`'s."""
         # In slices: the copies that a distribution needs would multiply the batch's own logits.
         most = _DET_ELEMENTS.get(logits.device.type, _DET_ELEMENTS["cpu"])
         step = max(1, most // logits.shape[-1])
-        det = [
-            distribution(log_softmax(part, f"batch {number}"), of, self.protocol.nodes)
+        parts = [
+            distribution(log_softmax(part, where), of, self.protocol.nodes)
             for part, of in zip(logits.split(step), targets.split(step))
         ]
-        joined = concatenate(det, -1) if det else {}
-        results.update({f"det_{name}": tensor.cpu() for name, tensor in joined.items()})
-        if self.sites is not None:
-            results.update(self._sampled(batch, number))
-        return results
-
-    def deterministic(self, batch: Batch) -> Tensor:
-        """Logits [N, V] of the targets that count, without dropout."""
-        output = call(self.model, fresh(batch, self.reader))
-        return self.reader.logits(output, batch.targets, 1)[0]
+        return {f"det_{name}": tensor for name, tensor in concatenate(parts, -1).items()}
 
     def _sampled(self, batch: Batch, number: int) -> Results:
         try:

@@ -2,7 +2,8 @@
 
     log M = log(mean p^α) / α, or mean log p         G(b) = log Σ_c exp(b (log M(c) − peak))
 
-Letters: N targets, V classes, A alphas, b = 1/T; sums as `sample_sums` leaves them.
+Letters: N targets, V classes, A alphas, b = 1/T; sums as `sample_sums` leaves them, or in their
+place logits of the mean features of both halves (`PAIRS`), for which log M is their mean.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ _LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _log_mean(at, half_stride, whole, inside, count, alpha, inverse_alpha, drop):
+def _log_mean(
+    at, half_stride, whole, inside, count, alpha, inverse_alpha, drop, bias, PAIRS: tl.constexpr
+):
     """Log M of classes, of one half or of both."""
     total = tl.load(at, mask=inside, other=0.0)
     if whole:
@@ -28,6 +31,8 @@ def _log_mean(at, half_stride, whole, inside, count, alpha, inverse_alpha, drop)
         normal = small > 1e-30
         lifted = tl.log(tl.where(normal, small, mean))
         mean = tl.where(normal, lifted, lifted - (LIFT / _LOG2E) * alpha) * inverse_alpha
+    if PAIRS:
+        mean += tl.load(bias, mask=inside, other=0.0)
     return tl.where(inside, mean, -1e30)
 
 
@@ -57,11 +62,14 @@ def family_nodes(
     size,
     first,  # the chunk's first target among all
     total,  # targets of all chunks
+    bias,  # [V] that logits lack; not read with sums
+    stride,  # of the logits [N, 2, V₊]
     FINE: tl.constexpr,
     COARSE: tl.constexpr,
     ONE: tl.constexpr,
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
+    PAIRS: tl.constexpr,
 ):
     """What one alpha needs of a target: of the whole at fine nodes, of a half at coarse ones."""
     n = tl.program_id(0)
@@ -71,14 +79,29 @@ def family_nodes(
     alpha = tl.load(alphas + a)
     drop = tl.load(drops + a)
     inverse_alpha = 1 / tl.where(alpha > 0, alpha, 1.0)
-    half_stride = 6 * N.to(tl.int64) * V
-    row = sums + (power * N + n).to(tl.int64) * V + tl.maximum(which - 1, 0) * half_stride
+    if PAIRS:
+        half_stride = stride
+        row = sums + n.to(tl.int64) * (2 * stride) + tl.maximum(which - 1, 0) * half_stride
+    else:
+        half_stride = 6 * N.to(tl.int64) * V
+        row = sums + (power * N + n).to(tl.int64) * V + tl.maximum(which - 1, 0) * half_stride
     count = tl.where(which == 0, 2 * size, size).to(tl.float32)
     best = tl.full((BLOCK,), -1e30, tl.float32)
     where = tl.zeros((BLOCK,), tl.int32)
     for start in range(0, V, BLOCK):
         v = start + tl.arange(0, BLOCK)
-        lm = _log_mean(row + v, half_stride, which == 0, v < V, count, alpha, inverse_alpha, drop)
+        lm = _log_mean(
+            row + v,
+            half_stride,
+            which == 0,
+            v < V,
+            count,
+            alpha,
+            inverse_alpha,
+            drop,
+            bias + v,
+            PAIRS,
+        )
         where = tl.where(lm > best, v, where)
         best = tl.maximum(lm, best)
     peak = tl.max(best, 0)
@@ -99,7 +122,18 @@ def family_nodes(
         weighted = tl.zeros((TILE,), tl.float32)
         for start in range(0, V, TILE):
             v = start + tl.arange(0, TILE)
-            lm = _log_mean(row + v, half_stride, True, v < V, count, alpha, inverse_alpha, drop)
+            lm = _log_mean(
+                row + v,
+                half_stride,
+                True,
+                v < V,
+                count,
+                alpha,
+                inverse_alpha,
+                drop,
+                bias + v,
+                PAIRS,
+            )
             below = lm - peak
             sum_a += tl.exp2(b_a[:, None] * below[None, :])
             sum_b += tl.exp2(b_b[:, None] * below[None, :])
@@ -113,25 +147,37 @@ def family_nodes(
         # Entropy at b = 1: L(1) − Σ p log M, both from the peak.
         log_z = tl.sum(tl.where(40 + least == ONE, g_c, 0.0), 0)
         tl.store(entropies + a * total + place, log_z - tl.sum(weighted, 0) * tl.exp(-log_z))
-        if a == 0:
-            p_row = sums + (4 * N + n).to(tl.int64) * V
-            q_row = p_row + N.to(tl.int64) * V
-            ratio = tl.zeros((BLOCK,), tl.float32)
-            for start in range(0, V, BLOCK):
-                v = start + tl.arange(0, BLOCK)
-                inside = v < V
-                p = tl.load(p_row + v, mask=inside, other=0.0)
-                p += tl.load(p_row + half_stride + v, mask=inside, other=0.0)
-                p *= 1.0 / 2**LIFT
-                q = tl.load(q_row + v, mask=inside, other=0.0)
-                q += tl.load(q_row + half_stride + v, mask=inside, other=0.0)
-                ratio += tl.where(p > 0, q / tl.where(p > 0, p, 1.0), 0.0)
-            tl.store(spread + place, tl.sum(ratio, 0) - 1)
+        if not PAIRS:  # noqa: SIM102 (known when it is compiled, unlike a)
+            if a == 0:
+                p_row = sums + (4 * N + n).to(tl.int64) * V
+                q_row = p_row + N.to(tl.int64) * V
+                ratio = tl.zeros((BLOCK,), tl.float32)
+                for start in range(0, V, BLOCK):
+                    v = start + tl.arange(0, BLOCK)
+                    inside = v < V
+                    p = tl.load(p_row + v, mask=inside, other=0.0)
+                    p += tl.load(p_row + half_stride + v, mask=inside, other=0.0)
+                    p *= 1.0 / 2**LIFT
+                    q = tl.load(q_row + v, mask=inside, other=0.0)
+                    q += tl.load(q_row + half_stride + v, mask=inside, other=0.0)
+                    ratio += tl.where(p > 0, q / tl.where(p > 0, p, 1.0), 0.0)
+                tl.store(spread + place, tl.sum(ratio, 0) - 1)
     else:
         b_b, b_c = _nodes(coarse, small, COARSE), _nodes(coarse, 8 + least, COARSE)
         for start in range(0, V, TILE):
             v = start + tl.arange(0, TILE)
-            lm = _log_mean(row + v, half_stride, False, v < V, count, alpha, inverse_alpha, drop)
+            lm = _log_mean(
+                row + v,
+                half_stride,
+                False,
+                v < V,
+                count,
+                alpha,
+                inverse_alpha,
+                drop,
+                bias + v,
+                PAIRS,
+            )
             below = lm - peak
             sum_b += tl.exp2(b_b[:, None] * below[None, :])
             sum_c += tl.exp2(b_c[:, None] * below[None, :])

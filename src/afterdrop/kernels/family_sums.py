@@ -50,6 +50,8 @@ class FamilySums:
         self.powers = torch.tensor(powers, dtype=torch.int32, device=device)
         self.fine = fine.to(device=device, dtype=torch.float32)
         self.coarse = coarse.to(device=device, dtype=torch.float32)
+        zero = torch.zeros(1, device=device)
+        self._geometric = zero.int(), zero, zero + 1
         self._sums = torch.empty(2 * _POWERS * targets * classes, device=device)
         self._lse = torch.empty(targets * samples, device=device)
 
@@ -62,17 +64,23 @@ class FamilySums:
             of every sample `chosen`, its log p of the target, and `lowest`, its smallest log p,
             both [N, K].
         """
-        A, N, K, new = len(self.alphas), targets, self.samples, self._lse.new_empty
+        N, K, new = targets, self.samples, self._lse.new_empty
+        return self.mean_results(N, len(self.alphas)) | {
+            "spread": new(N),
+            "mean_entropy": torch.zeros(N, device=self._lse.device),
+            "chosen": new(N, K),
+            "lowest": new(N, K),
+        }
+
+    def mean_results(self, targets: int, alphas: int = 1) -> dict[str, Tensor]:
+        """Room for what `results` has of each of A alphas."""
+        A, N, new = alphas, targets, self._lse.new_empty
         return {
             "G": new(A, len(self.fine), N),
             "G_half": new(2, A, len(self.coarse), N),
             "peak": new(3, A, N),
             "class": torch.empty(A, N, dtype=torch.int32, device=self._lse.device),
             "entropy": new(A, N),
-            "spread": new(N),
-            "mean_entropy": torch.zeros(N, device=self._lse.device),
-            "chosen": new(N, K),
-            "lowest": new(N, K),
         }
 
     def add(
@@ -152,11 +160,36 @@ class FamilySums:
 
     def finish(self, targets: int, found: dict[str, Tensor], first: int = 0) -> None:
         """Writes what follows from the sums of the last targets added."""
-        family_nodes[(targets, len(self.alphas), 3)](
-            self._sums,
-            self.powers,
-            self.alphas,
-            self.drops,
+        powers = self.powers, self.alphas, self.drops
+        self._nodes(self._sums, self._lse, powers, targets, found, first, pairs=False)
+
+    def means(self, logits: Tensor, bias: Tensor, found: dict[str, Tensor], first: int) -> None:
+        """Writes what follows from logits of mean features, which are alpha 0 but for a constant.
+
+        Args:
+            logits: [n, 2, V₊] float32 of either half without the bias.
+            bias: [V].
+            found: From `mean_results`.
+            first: The first of these targets among all.
+        """
+        self._nodes(logits, bias, self._geometric, len(logits), found, first, pairs=True)
+
+    def _nodes(
+        self,
+        sums: Tensor,
+        bias: Tensor,
+        powers: tuple[Tensor, Tensor, Tensor],
+        targets: int,
+        found: dict[str, Tensor],
+        first: int,
+        *,
+        pairs: bool,
+    ) -> None:
+        """Sums over classes at every node."""
+        alphas = len(powers[0])
+        family_nodes[(targets, alphas, 3)](
+            sums,
+            *powers,
             self.fine,
             self.coarse,
             found["G"],
@@ -164,17 +197,20 @@ class FamilySums:
             found["peak"],
             found["class"],
             found["entropy"],
-            found["spread"],
+            found["entropy" if pairs else "spread"],
             targets,
             self.classes,
-            len(self.alphas),
-            self.samples // 2,
+            alphas,
+            1 if pairs else self.samples // 2,
             first,
-            found["spread"].shape[0],
+            found["entropy"].shape[1],
+            bias,
+            sums.stride(1) if pairs else 0,
             FINE=len(self.fine),
             COARSE=len(self.coarse),
             ONE=len(self.fine) - 2,
             BLOCK=1024,
             TILE=_TILE,
+            PAIRS=pairs,
             num_warps=_WARPS,
         )

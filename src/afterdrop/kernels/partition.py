@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from afterdrop.transfer import constant
+
 _BLOCK = 2048
 _BLOCK_V = 128
 _LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
@@ -62,7 +64,7 @@ def partitions(log_means: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
         rows = rows.contiguous()
     J, (N, V) = len(inverse), rows.shape
     G, peak = rows.new_empty(J, N), rows.new_empty(N)
-    nodes = inverse.to(device=rows.device, dtype=torch.float32)
+    nodes = constant(inverse, rows.device, torch.float32)
     if N:
         _row[(N,)](
             rows,

@@ -14,6 +14,7 @@ from afterdrop.kernels.lstm_stack import Stack, StackShape, StackWeights, padded
 from afterdrop.models.config import LanguageModelConfig
 from afterdrop.models.language_model import LanguageModel
 from afterdrop.models.layer import LSTMLayer
+from afterdrop.transfer import upload
 
 _ALIGN = 8  # classes are padded to a multiple, or the products with the table are misaligned
 
@@ -145,7 +146,7 @@ class DeterministicPass:
     @torch.no_grad()
     def run(self, tokens_Bt: Tensor) -> Tensor:
         """Output [time, B, H₊] of a window of tokens, float32; the next run overwrites it."""
-        self.tokens.copy_(tokens_Bt.t())
+        self.tokens.copy_(upload(tokens_Bt, self.tokens.device).t())
         self._replay(self._run)
         return self.stack.out
 
