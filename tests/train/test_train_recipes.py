@@ -63,6 +63,7 @@ def test_the_list_is_complete():
     ours = {
         "mnist-mlp",
         "ptb-char",
+        "wikitext2-24m-averaged",
         "pydoc-small",
         "pydoc-char-small",
         "digits-mlp",
