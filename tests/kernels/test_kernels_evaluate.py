@@ -135,9 +135,9 @@ def test_all_scores_are_those_of_the_plain_worker(name, lifetime, device):
 
 
 def test_chunks_of_windows_and_targets_change_nothing(device, monkeypatch):
-    """One window and two targets at a time."""
+    """One window, of which one is all padding, and two targets at a time."""
     model = build(device, **MODELS["projection"])
-    stream = StreamSettings(time=3, stripes=2, windows=2)
+    stream = StreamSettings(time=4, stripes=2, windows=2)
     whole, _ = evaluated(model, Float32Worker, stream)
     module = importlib.import_module(FusedLanguageWorker.__module__)
     monkeypatch.setattr(module, "_ROWS", 1)

@@ -10,7 +10,7 @@ rows are M × W × K, features M × W × time × K.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
@@ -116,22 +116,25 @@ class FusedLanguageWorker(LanguageWorker):
         return results | joined(parts, [name for name in parts[0] if name != "mc_held"])
 
     def _launch(self, batch: Batch) -> list[Parcel]:
-        """The results without dropout and of each chunk of windows, on their way to the CPU.
+        """All results of a batch on their way, in chunks that get smaller when memory runs out.
 
         Nothing here may wait for the device, which still works on the batch before.
         """
         while True:
             try:
-                parcels = [self._post.send(self._deterministic(batch))]
-                for windows in self._chunks(batch) if self.multipliers else ():
-                    parcels.append(self._post.send(self._windows(batch, windows)))
-                return parcels
+                return [self._post.send(results) for results in self._launched(batch)]
             except torch.OutOfMemoryError:
                 if self.budget < _SMALLEST:
                     raise
             self.budget //= 2
             self.sampled.clear()
             torch.cuda.empty_cache()
+
+    def _launched(self, batch: Batch) -> Iterator[Results]:
+        """The results without dropout, then those of each chunk of windows, on the device."""
+        yield self._deterministic(batch)
+        for windows in self._chunks(batch) if self.multipliers else ():
+            yield self._windows(batch, windows)
 
     def _chunks(self, batch: Batch) -> list[range]:
         """Windows whose rows run together."""

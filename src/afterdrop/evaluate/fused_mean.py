@@ -109,7 +109,7 @@ def family_results(
         kept: Which targets of each group to give; None for all.
     """
     alphas, found = protocol.grid.alphas, _by_group(sums, groups)
-    lp_K = sums["chosen"].view(groups, len(sums["chosen"]) // groups, -1)
+    lp_K = sums["chosen"].unflatten(0, (groups, len(sums["chosen"]) // groups))
     if kept is not None:
         found = {name: tensor.index_select(-1, kept) for name, tensor in found.items()}
         lp_K = lp_K.index_select(1, kept)
