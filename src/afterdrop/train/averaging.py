@@ -43,7 +43,7 @@ class WeightAverage:
     def update(self) -> None:
         """Adds the parameters as they are now."""
         self.count += 1
-        torch._foreach_lerp_(self._means, [p.detach() for p in self._parameters], 1 / self.count)
+        torch._foreach_lerp_(self._means, self._parameters, 1 / self.count)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
