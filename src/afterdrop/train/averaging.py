@@ -36,7 +36,7 @@ class WeightAverage:
     def __init__(self, model: nn.Module) -> None:
         self.count = 0
         self._names = [name for name, _ in model.named_parameters()]
-        self._parameters = list(model.parameters())
+        self._parameters: list[Tensor] = list(model.parameters())
         self._means = [p.detach().clone() for p in self._parameters]
 
     @torch.no_grad()
