@@ -157,6 +157,25 @@ def test_validation_is_that_of_the_plain_form(trained):
     assert abs(found.xe - wanted.xe) < 1e-3 and abs(found.temperature - wanted.temperature) < 1e-3
 
 
+def test_no_window_of_a_validation_after_the_first_waits_for_the_device(trained):
+    """The first validation of a run also compiles and records."""
+    trainer, _ = trained
+    wanted, windows, asked = trainer.validate(lambda: False), trainer.task.validation_windows, []
+
+    def stop():  # asked after each window, and once more at the end
+        asked.append(None)
+        strict = len(asked) < len(windows)
+        torch.cuda.set_sync_debug_mode("error" if strict else "default")
+        return False
+
+    try:
+        found = trainer.validate(stop)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(asked) == len(windows) + 1
+    assert found.targets == wanted.targets and abs(found.xe - wanted.xe) < 1e-6
+
+
 def test_replayed_steps_are_those_without_a_graph(text):
     """Sums over atomics have no fixed order: losses within 1e-4, weights 1e-4 of their norm."""
     one, other = build(text), build(text)

@@ -12,6 +12,7 @@ from afterdrop.train.averaging import WeightAverage
 from afterdrop.train.fused_text import FusedText
 from afterdrop.train.validation import validate
 from oracles.train_step import PlainSteps, drawn_masks
+from oracles.waits import CountWaits
 
 pytestmark = kernel_device.quiet
 device = kernel_device.device
@@ -170,3 +171,17 @@ def test_validation_is_that_of_the_model(model, max_targets, folder, device):
         assert abs(found.xe - plain.xe) < near
         assert abs(found.xe_optimal - plain.xe_optimal) < near
         assert abs(found.temperature / plain.temperature - 1) < 100 * near  # XE is flat there
+
+
+def test_no_window_of_a_validation_waits_for_the_device(folder, device):
+    """Some have padding. The text is there from the first validation on, all windows in one."""
+    run, fused = fused_run(tiny_run.config(folder, {"embedding_size": 3}), device)
+    validate(fused.validation_batches())
+    held = run.task.validation_windows
+    assert 0 < sum(window.places is not None for window in held) < len(held)
+    assert len({window.inputs.untyped_storage().data_ptr() for window in held}) == 1
+    with CountWaits() as waits:
+        batches = list(fused.validation_batches())
+    assert waits.ops == []
+    assert run.task.validation_windows is held
+    assert all(window.targets is targets for window, (_, targets) in zip(held, batches))

@@ -1,11 +1,17 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
+from afterdrop.data import IGNORE, EvalStripes
 from afterdrop.errors import DataError
+from afterdrop.ranks import Ranks
 from afterdrop.train.averaging import WeightAverage
+from afterdrop.train.held_windows import held_windows
 from afterdrop.train.validation import validate
+from oracles.waits import CountCopies
 
 
 def test_both_cross_entropies_are_exact():
@@ -30,6 +36,46 @@ def test_the_optimum_stays_in_its_bracket():
 def test_no_targets_are_refused():
     with pytest.raises(DataError, match="no targets"):
         validate([])
+
+
+def test_sums_come_to_the_cpu_after_the_last_batch():
+    copies, counts = CountCopies(), []
+
+    def batches():
+        for _ in range(3):
+            yield torch.randn(6, 5), torch.randint(5, (6,))
+            counts.append(len(copies.ops))
+
+    with copies:
+        assert validate(batches()).targets == 18
+    assert counts == [0, 0, 0] and "cpu" in copies.ops
+
+
+@given(
+    st.lists(st.integers(0, 3), min_size=1, max_size=60),
+    st.integers(1, 7),
+    st.integers(1, 6),
+    st.one_of(st.none(), st.integers(1, 70)),
+    st.integers(1, 3),
+)
+def test_held_windows_are_those_of_the_stripes_without_padding(tokens, rows, time, most, ranks):
+    """Of every rank's rows; they end with the window in which `most` targets are seen."""
+    stripes = EvalStripes(torch.tensor(tokens, dtype=torch.int32), 0, rows, time)
+    windows, seen = [], 0
+    for window in stripes:
+        if most is None or seen < most:
+            windows.append(window)
+        seen += int((window[1] != IGNORE).sum())
+    for rank in range(ranks):
+        mine = Ranks(rank, ranks).share(rows)
+        held = held_windows(stripes, torch.device("cpu"), mine, most)
+        assert len(held) == (len(windows) if mine.start < mine.stop else 0)
+        for found, (inputs_Bt, targets_Bt) in zip(held, windows):
+            real_Bt = targets_Bt[mine] != IGNORE
+            assert torch.equal(found.inputs.long(), inputs_Bt[mine])
+            assert torch.equal(found.targets, targets_Bt[mine][real_Bt])
+            assert torch.equal(found.real(targets_Bt[mine]), found.targets)
+            assert (found.places is None) == bool(real_Bt.all())
 
 
 def test_the_average_is_the_mean_of_all_weights_after_the_trigger():

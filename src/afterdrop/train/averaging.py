@@ -36,14 +36,14 @@ class WeightAverage:
     def __init__(self, model: nn.Module) -> None:
         self.count = 0
         self._names = [name for name, _ in model.named_parameters()]
-        self._parameters = list(model.parameters())
+        self._parameters: list[Tensor] = list(model.parameters())
         self._means = [p.detach().clone() for p in self._parameters]
 
     @torch.no_grad()
     def update(self) -> None:
         """Adds the parameters as they are now."""
         self.count += 1
-        torch._foreach_lerp_(self._means, [p.detach() for p in self._parameters], 1 / self.count)
+        torch._foreach_lerp_(self._means, self._parameters, 1 / self.count)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor, nn
 
 from afterdrop import kernels
-from afterdrop.data import IGNORE, EvalStripes
 from afterdrop.kernels.graph import Replay
 from afterdrop.kernels.lstm_stack import fine
 from afterdrop.models import LanguageModel
@@ -102,26 +101,21 @@ class FusedText:
 
     @torch.no_grad()
     def validation_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Logits [N, V] and targets [N] of the validation text, window by window."""
-        section, text = self.config.validation, self.task.text
-        time = section.window or self.task.window
+        """Logits [N, V] and targets [N] of the validation text, window by window.
+
+        The first window of all is compiled and recorded; after it nothing here waits for a GPU.
+        """
+        section = self.config.validation
         if self._evaluation is None:
             # float16 is eight times finer than bfloat16, and nothing here is out of its range.
             copies = Copies(self.model, fine(self.steps.copies.dtype))
+            time = section.window or self.task.window
             self._evaluation = copies, DeterministicPass(copies, section.rows, time)
         copies, passes = self._evaluation
         copies.pack()
         passes.reset()
-        stripes = EvalStripes(
-            text.valid, text.vocabulary.eos_id, section.rows, time, lines=text.has_lines
-        )
-        bias, seen = self.model.softmax_bias, 0
-        for inputs_Bt, targets_Bt in stripes:
-            y_RH = passes.run(inputs_Bt.to(self.device)).flatten(0, 1)
-            targets_R = targets_Bt.t().flatten().to(self.device)
-            real_R = targets_R != IGNORE
-            logits = copies.logits(copies.features(y_RH[real_R]))[:, : len(bias)] + bias
-            seen += int((targets_Bt != IGNORE).sum())
-            yield logits, targets_R[real_R]
-            if section.max_targets is not None and seen >= section.max_targets:
-                return
+        bias = self.model.softmax_bias
+        for window in self.task.validation_windows:
+            y_NH = window.real(passes.run(window.inputs).transpose(0, 1))
+            logits = copies.logits(copies.features(y_NH))[:, : len(bias)]
+            yield logits.add_(bias), window.targets

@@ -6,16 +6,18 @@ Legend: B stripes, S samples of each, time steps; rows are S·B, all stripes of 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from afterdrop.data import IGNORE, EvalStripes, TextSet, TrainStripes
+from afterdrop.data import EvalStripes, TextSet, TrainStripes
 from afterdrop.models import LanguageModel
 from afterdrop.ranks import ALONE, Ranks
 from afterdrop.train.checks import TrainError
 from afterdrop.train.config import TrainConfig
+from afterdrop.train.held_windows import Window, held_windows
 from afterdrop.train.objective import data_loss
 from afterdrop.train.whole_masks import RankRows, whole_masks
 
@@ -85,25 +87,26 @@ class TextTask:
         kept = kept_B.to(self.state[0][0].dtype).repeat(self.config.objective.samples).unsqueeze(1)
         return tuple((h * kept, c * kept) for h, c in self.state)
 
-    def validation_batches(self, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
-        """Logits [N, V] and targets [N], window by window; stops after `max_targets`."""
+    @cached_property
+    def validation_windows(self) -> list[Window]:
+        """The validation text of this rank's rows; stops after `max_targets`."""
         section = self.config.validation
-        windows = EvalStripes(
-            self.text.valid.to(self.device),
+        stripes = EvalStripes(
+            self.text.valid,
             self.text.vocabulary.eos_id,
             section.rows,
             section.window or self.window,
             lines=self.text.has_lines,
         )
-        state, seen, mine = None, 0, self.ranks.share(section.rows)
-        for inputs_Bt, targets_Bt in windows:
-            seen += int((targets_Bt != IGNORE).sum())
-            if mine.start < mine.stop:
-                logits, state = model(inputs_Bt[mine], state)
-                real_Bt = targets_Bt[mine] != IGNORE
-                yield logits[real_Bt], targets_Bt[mine][real_Bt]
-            if section.max_targets is not None and seen >= section.max_targets:
-                return
+        mine = self.ranks.share(section.rows)
+        return held_windows(stripes, self.device, mine, section.max_targets)
+
+    def validation_batches(self, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
+        """Logits [N, V] and targets [N], window by window."""
+        state = None
+        for window in self.validation_windows:
+            logits, state = model(window.inputs.long(), state)
+            yield window.real(logits), window.targets
 
     def carried(self) -> dict[str, Tensor]:
         """The state of each layer, of all ranks' rows."""

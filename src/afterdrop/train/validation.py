@@ -55,16 +55,18 @@ def validate(batches: Iterable[tuple[Tensor, Tensor]], ranks: Ranks = ALONE) -> 
         >>> round(found.xe, 3), round(found.temperature, 2)  # 3/4 is a logit of log 3, not 3
         (0.799, 2.0)
     """
-    inverse = NODES.inverse()
-    sums_J = torch.zeros(len(inverse), dtype=torch.float64)
-    at_target, count = 0.0, 0
+    inverse, count = NODES.inverse(), 0
+    sums: Tensor | None = None  # of G at each node and of the target; where the logits are
     for logits, targets in batches:
         G_JN, peak = partitions(logits.float(), inverse)
-        sums_J += G_JN.double().sum(1).cpu()
         chosen = logits.float().gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-        at_target += float((chosen - peak).double().sum())
+        found = torch.cat([G_JN, (chosen - peak).unsqueeze(0)]).double().sum(1)
+        sums = found if sums is None else sums + found
         count += len(targets)
-    totals = ranks.add(torch.cat([sums_J, sums_J.new_tensor([at_target, count])]))
+    if sums is None:
+        sums = torch.zeros(len(inverse) + 1, dtype=torch.float64)
+    sums = sums.cpu()  # the first and only time that this waits for a GPU
+    totals = ranks.add(torch.cat([sums, sums.new_tensor([count])]))
     sums_J, at_target, count = totals[:-2], float(totals[-2]), int(totals[-1])
     if count == 0:
         raise DataError("the validation split has no targets; give it at least one line")
