@@ -124,9 +124,10 @@ def choice(run: Row) -> list[str]:
         f"resamples choose {often}"
     ]
     test = run["splits"].get("test", {}).get("members", [])
-    row = find(test, chosen["alpha"], chosen["multiplier"]) if chosen["multiplier"] else None
-    row = row or (test[0] if test else None)
-    if row:
+    row = find(test, chosen["alpha"], chosen["multiplier"]) if chosen["multiplier"] else test[:1]
+    if test and not row:
+        lines.append("evaluation only, on test data: the chosen member was not evaluated there")
+    elif row:
         tuned = chosen["T"] != 1
         xe, gap = (row["xe_T"], row["minus_det_T"]) if tuned else (row["xe"], row["minus_det"])
         lines.append(
