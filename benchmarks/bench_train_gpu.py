@@ -1,10 +1,10 @@
 """A training step of the paper's language models on a GPU: kernels against what torch offers.
 
     python benchmarks/bench_train_gpu.py [--recipes ptb-24m-retuned ptb-24m-2layer] [--compile]
-                                         [--profile] [--only-kernels]
+                                         [--profile] [--only kernels graph ...]
 
 Everything that a step does is in it: masks, forward, backward, L2, clip, Adam. Contenders, on
-random tokens of PTB's vocabulary:
+random tokens of as many types as the data has:
 
     kernels             what `afterdrop train` runs
     eager               the plain PyTorch form, float32 with TF32 products
@@ -34,7 +34,7 @@ from afterdrop.train.fused_text import FusedText
 from afterdrop.train.objective import add_prior_gradient, data_loss
 from afterdrop.train.optimiser import AdamTF, build_optimiser
 
-TYPES = 10_000
+TYPES = {"ptb": 10_000, "wikitext-2": 33_279}
 DEVICE = torch.device("cuda")
 Step = Callable[[], None]
 
@@ -48,18 +48,20 @@ class RandomText:
 
     def train_stripes(self, device: torch.device) -> "RandomStripes":
         """Where windows come from."""
-        return RandomStripes((self.config.objective.batch_size, self.window))
+        types = TYPES[self.config.data.name]
+        return RandomStripes((self.config.objective.batch_size, self.window), types)
 
 
 class RandomStripes:
     """Windows of random tokens, made on the CPU."""
 
-    def __init__(self, shape: tuple[int, int]) -> None:
-        self.shape = shape
+    def __init__(self, shape: tuple[int, int], types: int) -> None:
+        self.shape, self.types = shape, types
 
     def window(self, step: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets [B, time]."""
-        return torch.randint(TYPES, self.shape), torch.randint(TYPES, self.shape)
+        inputs, targets = (torch.randint(self.types, self.shape) for _ in range(2))
+        return inputs, targets
 
 
 def fixed_window(config: TrainConfig) -> tuple[Tensor, Tensor]:
@@ -106,9 +108,9 @@ def plain_step(config: TrainConfig, model: LanguageModel, run: Callable | None =
 class CudnnModel(nn.Module):
     """nn.LSTM between a tied embedding and softmax."""
 
-    def __init__(self, hidden: int, layers: int) -> None:
+    def __init__(self, types: int, hidden: int, layers: int) -> None:
         super().__init__()
-        self.table = nn.Parameter(torch.randn(TYPES, hidden) * 0.05)
+        self.table = nn.Parameter(torch.randn(types, hidden) * 0.05)
         self.lstm = nn.LSTM(hidden, hidden, layers)
         self.dropout = nn.Dropout(0.6)
 
@@ -119,7 +121,7 @@ class CudnnModel(nn.Module):
 
 
 def cudnn_step(config: TrainConfig, hidden: int, layers: int) -> Step:
-    model = CudnnModel(hidden, layers).to(DEVICE).half()
+    model = CudnnModel(TYPES[config.data.name], hidden, layers).to(DEVICE).half()
     optimiser = torch.optim.Adam(model.parameters(), 1e-4, fused=True, capturable=True)
     inputs, targets = fixed_window(config)
 
@@ -187,7 +189,7 @@ def profile_step(step: Step, repeats: int = 10, top: int = 24) -> None:
 def contenders(config: TrainConfig, compiled: bool) -> dict[str, Callable[[], Step]]:
     def model() -> LanguageModel:
         torch.manual_seed(0)
-        return LanguageModel(config.model.language_model(TYPES)).to(DEVICE)
+        return LanguageModel(config.model.language_model(TYPES[config.data.name])).to(DEVICE)
 
     def through_compile() -> Step:
         whole = model()
@@ -211,7 +213,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--recipes", nargs="*", default=["ptb-24m-retuned", "ptb-24m-2layer"])
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--only-kernels", action="store_true")
+    parser.add_argument("--only", nargs="*", help="names of contenders; all if none is given")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--repeats", type=int, default=30)
     options = parser.parse_args()
@@ -224,20 +226,20 @@ def main() -> None:
         config = recipes.load(name).config
         found: dict[str, float] = {}
         for contender, make in contenders(config, options.compile).items():
-            if options.only_kernels and contender != "kernels":
+            if options.only and contender not in options.only:
                 continue
             try:
                 step = make()
                 found[contender] = milliseconds(step, options.repeats)
             except Exception as error:
-                print(f"{name:<18}{contender:<18} failed: {str(error).splitlines()[0][:90]}")
+                print(f"{name:<24}{contender:<18} failed: {str(error).splitlines()[0][:90]}")
                 continue
-            ratio = found[contender] / found.get("kernels", float("nan"))
-            print(
-                f"{name:<18}{contender:<18}{found[contender]:>9.3f} ms{ratio:>8.1f} x", flush=True
-            )
+            line = f"{name:<24}{contender:<18}{found[contender]:>9.3f} ms"
+            if "kernels" in found:
+                line += f"{found[contender] / found['kernels']:>8.1f} x"
+            print(line, flush=True)
             if contender == "kernels":
-                print(f"{name:<18}{'sustained':<18}{sustained(step):>9.3f} ms", flush=True)
+                print(f"{name:<24}{'sustained':<18}{sustained(step):>9.3f} ms", flush=True)
                 if options.profile:
                     profile_step(step)
 
