@@ -20,7 +20,8 @@ def upload(tensor: Tensor, device: torch.device) -> Tensor:
         >>> upload(torch.arange(3), torch.device("cpu"))
         tensor([0, 1, 2])
     """
-    if device.type != "cuda" or tensor.device.type != "cpu":
+    strided = tensor.layout is torch.strided and not tensor.is_nested  # others cannot be pinned
+    if device.type != "cuda" or tensor.device.type != "cpu" or not strided:
         return tensor.to(device)
     # torch keeps pinned memory for the next copy, and knows when this one is done.
     return tensor.contiguous().pin_memory().to(device, non_blocking=True)

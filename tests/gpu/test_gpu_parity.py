@@ -9,6 +9,7 @@ from afterdrop.evaluate.evaluate import Settings
 from afterdrop.evaluate.language import StreamSettings, evaluate_text
 from afterdrop.masks.uniforms import Plan, site_key, uniforms
 from afterdrop.models import LanguageModel, LanguageModelConfig
+from afterdrop.transfer import upload
 
 pytestmark = [
     pytest.mark.gpu,
@@ -71,6 +72,15 @@ def test_scores_agree_within_float_tolerance(make):
             abs(here.fit(member).member.temperature / there.fit(member).member.temperature - 1)
             < 0.01
         )
+
+
+@pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr"])
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_sparse_inputs_reach_the_device(layout):
+    """They cannot be pinned, unlike others."""
+    mixing = getattr(torch.eye(16).roll(1, 0), layout)()
+    found = upload(mixing, torch.device("cuda"))
+    assert found.layout is mixing.layout and torch.equal(found.to_dense().cpu(), mixing.to_dense())
 
 
 def test_language_model_scores_agree():

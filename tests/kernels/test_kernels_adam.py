@@ -9,6 +9,7 @@ import pytest
 import torch
 from kernel_device import relative
 
+from afterdrop.kernels import adam as adam_kernels
 from afterdrop.kernels.adam import Adam, Slot
 from afterdrop.train.objective import add_prior_gradient
 from afterdrop.train.optimiser import AdamTF
@@ -84,3 +85,30 @@ def test_rows_longer_than_a_block(device):
     AdamTF([plain], 0.1).step()
     assert relative(parameter, plain) < 1e-6
     assert torch.equal(copy[:, :1500], parameter.half()) and not copy[:, 1500:].any()
+
+
+def test_vectors_longer_than_a_block_whose_gradient_is_a_column(device, monkeypatch):
+    """Two groups of 600 elements in blocks of 512, clipped; the norm of parts 2 at a time."""
+    monkeypatch.setattr(adam_kernels, "_SETTLE", 2)
+    parameter, rest = torch.randn(2 * 600, device=device), torch.randn(20, 3, device=device)
+    plain = [torch.nn.Parameter(p.clone()) for p in (parameter, rest)]
+    for p in plain:
+        p.grad = torch.randn_like(p)
+    wide = torch.zeros(2 * 640, 4, device=device)
+    wide[:, 1].view(2, 640)[:, :600] = plain[0].grad.view(2, 600)
+    copy = torch.zeros(2 * 608, device=device)
+    slots = [
+        Slot(parameter, wide[:, 1], torch.zeros_like(parameter), copy, 2),
+        Slot(rest, plain[1].grad.clone(), torch.zeros_like(rest)),
+    ]
+    adam = Adam(slots, 0.0, 0.999, 1e-8, 1.0)
+    adam.learning_rate.fill_(0.1)
+    adam.step()
+    torch.nn.utils.clip_grad_norm_(plain, 1.0)
+    optimiser = AdamTF(plain, 0.1)
+    optimiser.step()
+    for slot, p in zip(slots, plain):
+        assert relative(slot.parameter, p) < 1e-6
+        assert relative(slot.square, optimiser.state[p]["square"]) < 2e-5  # 1 − β2 in float32
+    assert torch.equal(copy.view(2, 608)[:, :600], parameter.view(2, 600))
+    assert not copy.view(2, 608)[:, 600:].any()

@@ -98,6 +98,21 @@ def test_runs_without_kernels(folder, able):
     assert why_not(tiny_run.config(folder, {"layer_norm": True})) == "layer_norm is True"
 
 
+@pytest.mark.parametrize(
+    ("window", "validation", "too_many"),
+    [(2**23, 3, True), (2**23 - 1, 3, False), (3, 2**26 - 1, True), (3, 2**26 - 2, False)],
+)
+def test_windows_of_more_elements_than_the_kernels_count(
+    window, validation, too_many, folder, able
+):
+    """One layer of 5 units, padded to 32; two rows of four gates in training, one in validation."""
+    sections = {"objective": {"batch_size": 2}, "validation": {"rows": 1, "window": validation}}
+    run = tiny_run.trainer(tiny_run.config(folder, **sections), CPU)
+    run.task.window = window  # a text for it would have to be as long
+    reason = f"a window has {2**31:,} gates or units, and the kernels count in 32 bits"
+    assert run._why_not_fused() == (reason if too_many else None)
+
+
 def test_a_run_on_a_device_without_kernels_says_so_first(folder):
     run = tiny_run.trainer(tiny_run.config(folder), CPU)
     reason = why_not_trained(run.config, run.task, run.model, run.optimiser, CPU)

@@ -141,6 +141,23 @@ def test_a_validation_before_the_first_step_leaves_the_kernels_the_weights(
     torch.testing.assert_close(table[: size[0], : size[1]].float(), run.model.embedding, **near)
 
 
+def test_steps_go_on_with_the_same_tensors_after_averaged_weights_were_in_place(folder, device):
+    """The update knows parameters by their addresses; on a GPU sums have no fixed order (1e-5)."""
+    config = tiny_run.config(folder)
+    (plain, alone), (run, fused) = (fused_run(config, device) for _ in range(2))
+    for of, steps in ((plain, alone), (run, fused)):
+        advance(of, steps, 2)
+    average = WeightAverage(run.model)
+    average.update()
+    advance(plain, alone, 2)
+    advance(run, fused, 1)
+    with average.in_place():
+        validate(fused.validation_batches())
+    advance(run, fused, 1)
+    for found, wanted in zip(run.parameters, plain.parameters):
+        assert relative(found, wanted) <= within(device, 0.0, 1e-5)
+
+
 def test_a_new_learning_rate_and_more_windows_than_are_held_reach_the_device(
     folder, device, monkeypatch
 ):

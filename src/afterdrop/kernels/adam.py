@@ -5,7 +5,7 @@
 
 Gradients lie in padded matrices and the 16-bit copy of a weight goes into another, so a parameter
 [groups · rows, columns] is read and written through two layouts. A table has the addresses of all
-parts of rows, in each of them; a program takes one.
+parts of rows, in each of them; a program updates one, or sums the squares of a few.
 """
 
 from __future__ import annotations

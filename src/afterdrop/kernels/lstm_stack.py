@@ -292,7 +292,7 @@ def _processors(device: torch.device) -> tuple[int, int]:
 
 
 def forward_sizes(hidden: int, blocks: int, processors: int, memory: int) -> dict[str, int]:
-    """Sizes of forward programs: as many units as leave each program a processor of its own.
+    """Sizes of forward programs: as few units as leave each program a processor of its own.
 
     Args:
         hidden: H₊.

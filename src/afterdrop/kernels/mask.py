@@ -85,13 +85,11 @@ def apply_mask(
     Args:
         source: [R, ≥ width], or with `index` a table.
         mask: [rows, ≥ width] for all, or for each of R / rows time steps; None for ones.
-        target: [R, ≥ width], its first columns written; may be the source.
+        target: [R, ≥ width], its first columns written.
         width: Columns.
         index: [R], the table's row of each row.
     """
     assert source.stride(-1) == target.stride(-1) == 1 and target.dim() == source.dim() == 2
-    if mask is None and target is source:
-        return
     given = source if mask is None else mask
     _apply[(len(target), -(-width // _WIDE))](
         source,

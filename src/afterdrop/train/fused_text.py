@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from afterdrop import kernels
 from afterdrop.kernels.graph import Replay
-from afterdrop.kernels.lstm_stack import fine
+from afterdrop.kernels.lstm_stack import fine, padded
 from afterdrop.models import LanguageModel
 from afterdrop.models.fused import Copies, DeterministicPass, why_not_fused
 from afterdrop.train.config import TrainConfig
@@ -36,7 +36,22 @@ def why_not(
         return f"objective.samples is {config.objective.samples}"
     if not isinstance(optimiser, AdamTF):
         return f"optimiser.name is {config.optimiser.name!r}"
-    return kernels.why_not(device) or why_not_fused(model.config)
+    if reason := kernels.why_not(device) or why_not_fused(model.config):
+        return reason
+    if (count := _largest(config, task, model)) >= 2**31:
+        return f"a window has {count:,} gates or units, and the kernels count in 32 bits"
+    return None
+
+
+def _largest(config: TrainConfig, task: TextTask, model: LanguageModel) -> int:
+    """Elements of the stack's largest tensor, in training or validation."""
+    model_config, section = model.config.resolved(), config.validation
+    assert model_config.embedding_size is not None
+    H = padded(model_config.hidden_sizes[0])
+    width = max(H, padded(model_config.embedding_size))
+    trained = config.objective.batch_size * task.window * max(4 * H, width)
+    validated = section.rows * ((section.window or task.window) + 1) * width
+    return len(model_config.hidden_sizes) * max(trained, validated)
 
 
 class FusedText:
