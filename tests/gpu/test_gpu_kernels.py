@@ -157,6 +157,7 @@ def test_validation_is_that_of_the_plain_form(trained):
     assert abs(found.xe - wanted.xe) < 1e-3 and abs(found.temperature - wanted.temperature) < 1e-3
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 def test_no_window_of_a_validation_after_the_first_waits_for_the_device(trained):
     """The first validation of a run also compiles and records."""
     trainer, _ = trained

@@ -101,7 +101,8 @@ def weight_gradients(stack):
     found = [
         torch.full_like(w.flatten(1, 2), torch.nan) for w in (stack.weights.w_x, stack.weights.w_h)
     ]
-    stack.weight_gradients(*found)
+    stack.input_weight_gradients(found[0])
+    stack.recurrent_gradients(found[1])
     return found
 
 

@@ -1,4 +1,4 @@
-"""The optimiser's step in three launches: the global norm, its factors, then clip, Adam and copy.
+"""The optimiser's step: sums of squares, the factors they give, then clip, Adam and copy.
 
     g ← g + l2 Θ          g ← g · min(1, max_norm / ‖g‖)          v ← β2 v + (1 − β2) g²
     Θ ← Θ − lr √(1 − β2ᵗ) g / (√v + ε)                            as `train.optimiser.AdamTF`
@@ -168,7 +168,8 @@ class Adam:
     """Steps of all parameters, with nothing but device memory read and written.
 
     Args:
-        slots: The parameters; all their tensors stay where they are.
+        groups: The parameters; squares of a group's gradients are summed together. All their
+            tensors stay where they are.
         l2: Penalty.
         beta2: Decay of the squares.
         epsilon: Added to their root.
@@ -181,33 +182,38 @@ class Adam:
 
     def __init__(
         self,
-        slots: Sequence[Slot],
+        groups: Sequence[Sequence[Slot]],
         l2: float,
         beta2: float,
         epsilon: float,
         max_norm: float | None,
     ) -> None:
-        self.slots, self.l2, self.beta2, self.epsilon = slots, l2, beta2, epsilon
+        self.slots = [slot for group in groups for slot in group]  # whose addresses are used
+        self.l2, self.beta2, self.epsilon = l2, beta2, epsilon
         self._clips = max_norm is not None
-        device = slots[0].parameter.device
+        device = self.slots[0].parameter.device
         numbers = [0.0, 0.0, math.log(beta2) if beta2 else -math.inf, max_norm or 0.0]
         self._numbers = torch.tensor(numbers, dtype=torch.float64, device=device)
         self.steps, self.learning_rate = self._numbers[0], self._numbers[1]
         self._factors = torch.ones(2, device=device)
-        copies = {slot.copy.dtype for slot in slots if slot.copy is not None}
+        copies = {slot.copy.dtype for slot in self.slots if slot.copy is not None}
         (self._copy,) = copies - {torch.float32} or {torch.float32}
-        pieces = torch.cat([slot.pieces() for slot in slots])
-        # Pieces of no length, behind which no address is read, fill the last program.
-        empty = pieces.new_zeros(-len(pieces) % _PIECES, pieces.shape[1])
-        self._pieces = torch.cat([pieces, empty]).to(device)
+        pieces = [_filled([slot.pieces() for slot in group]) for group in groups]
+        self._pieces = torch.cat(pieces).to(device)
         self._sums = torch.zeros(len(self._pieces) // _PIECES, device=device)
+        counts = [len(part) for part in pieces]
+        self._parts = list(
+            zip(self._pieces.split(counts), self._sums.split([n // _PIECES for n in counts]))
+        )
+
+    def sum_squares(self, group: int) -> None:
+        """Sums the squares of a group's gradients as they are now; needed before each step."""
+        if self._clips:
+            pieces, sums = self._parts[group]
+            _square_sums[(len(sums),)](pieces, sums, self.l2, PIECES=_PIECES, BLOCK=_BLOCK)
 
     def step(self) -> None:
         """One step along the gradients as they are now."""
-        if self._clips:
-            _square_sums[(len(self._sums),)](
-                self._pieces, self._sums, self.l2, PIECES=_PIECES, BLOCK=_BLOCK
-            )
         _settle[(1,)](
             self._sums,
             len(self._sums),
@@ -226,6 +232,12 @@ class Adam:
             COPY=_TYPES[self._copy],
             BLOCK=_BLOCK,
         )
+
+
+def _filled(parts: list[Tensor]) -> Tensor:
+    """Pieces one after another, and behind them some of no length, to fill the last program."""
+    pieces = torch.cat(parts)
+    return torch.cat([pieces, pieces.new_zeros(-len(pieces) % _PIECES, pieces.shape[1])])
 
 
 _TYPES = {

@@ -265,16 +265,20 @@ class Stack:
                 BLOCK=_BLOCK_CELL,
             )
 
-    def weight_gradients(self, d_w_x: Tensor, d_w_h: Tensor) -> None:
-        """Writes the gradients of W [L, 4H₊, X₊] and U [L, 4H₊, H₊], float32.
+    def recurrent_gradients(self, d_w_h: Tensor) -> None:
+        """Writes the gradients of U [L, 4H₊, H₊], float32; those of biases are their column H."""
+        product(self._d_gates_t(), self.h[:, :-1].flatten(1, 2), d_w_h)
 
-        That of the bias is column H of that of U.
-        """
-        d = self.d_gates.flatten(3).flatten(1, 2).transpose(1, 2)
-        product(d, self.h[:, :-1].flatten(1, 2), d_w_h)
+    def input_weight_gradients(self, d_w_x: Tensor) -> None:
+        """Writes the gradients of W [L, 4H₊, X₊], float32."""
+        d = self._d_gates_t()
         for layers, width in _equal(self.widths):
             x = self.x[layers, ..., :width].flatten(1, 2)
             product(d[layers], x, d_w_x[layers, :, :width])
+
+    def _d_gates_t(self) -> Tensor:
+        """[L, 4H₊, time · B]."""
+        return self.d_gates.flatten(3).flatten(1, 2).transpose(1, 2)
 
     def input_gradient(self) -> Tensor:
         """The gradient [time · B, inputs₊] of the first layer's dropped input."""

@@ -22,7 +22,8 @@ from afterdrop.train.config import TrainConfig
 from afterdrop.train.optimiser import AdamTF
 
 _SHARED: dict[str, Sharing] = {"sequence": "window", "step": "step"}
-_RECURRENT = ("state", "inter_layer")  # sites whose masks the stack holds
+_IN_STACK = ("state", "inter_layer")  # sites whose masks the stack holds
+_TABLES, _RECURRENT, _INPUT = 0, 1, 2  # groups of parameters, as their gradients get done
 
 
 class FusedStep:
@@ -73,7 +74,7 @@ class FusedStep:
         self._beside = Beside(device)
         section = config.optimiser
         self.adam = Adam(
-            self._slots(),
+            self._groups(),
             config.objective.l2_penalty,
             section.beta2,
             section.epsilon,
@@ -110,35 +111,35 @@ class FusedStep:
         }
         self.kept = torch.ones(B, device=self.device)
 
-    def _slots(self) -> list[Slot]:
+    def _groups(self) -> list[list[Slot]]:
         """All parameters, each with the gradient that a step writes and its copy."""
         copies, model, stack = self.copies, self.model, self.copies.stack
 
         def gradient(copy: Tensor) -> Tensor:
             return torch.zeros(copy.shape, device=self.device)
 
-        self._d_w_x, self._d_w_h = (
-            gradient(stack.w_x).flatten(1, 2),
-            gradient(stack.w_h).flatten(1, 2),
-        )
+        d_w_x, d_w_h = gradient(stack.w_x), gradient(stack.w_h)
+        self._d_w_x, self._d_w_h = d_w_x.flatten(1, 2), d_w_h.flatten(1, 2)
+        inputs, recurrent = [], []
+        for at, layer in enumerate(lstm_layers(model)):
+            d_x, d_h = self._d_w_x[at], self._d_w_h[at]
+            inputs.append(self._slot(layer.weight_x, d_x, stack.w_x[at].flatten(0, 1), 4))
+            recurrent.append(self._slot(layer.weight_h, d_h, stack.w_h[at].flatten(0, 1), 4))
+            d_gates = d_h[:, layer.hidden_size]
+            recurrent.append(self._slot(layer.bias, d_gates, stack.bias[at].flatten(), 4))
         self._d_table = gradient(copies.softmax)
         self._d_embedding = self._d_table if model.softmax is None else gradient(copies.embedding)
         d_bias = self._d_table[: len(model.softmax_bias), model.embedding.shape[1]]
-        slots = []
-        for at, layer in enumerate(lstm_layers(model)):  # written last, so still in the cache
-            d_x, d_h = self._d_w_x[at], self._d_w_h[at]
-            slots.append(self._slot(layer.weight_x, d_x, stack.w_x[at].flatten(0, 1), 4))
-            slots.append(self._slot(layer.weight_h, d_h, stack.w_h[at].flatten(0, 1), 4))
-            d_gates = d_h[:, layer.hidden_size]
-            slots.append(self._slot(layer.bias, d_gates, stack.bias[at].flatten(), 4))
-        slots.append(self._slot(model.softmax_bias, d_bias))
-        slots.append(self._slot(model.embedding, self._d_embedding, copies.embedding))
+        tables = [
+            self._slot(model.softmax_bias, d_bias),
+            self._slot(model.embedding, self._d_embedding, copies.embedding),
+        ]
         if model.softmax is not None:
-            slots.append(self._slot(model.softmax, self._d_table, copies.softmax))
+            tables.append(self._slot(model.softmax, self._d_table, copies.softmax))
         if copies.projection is not None and model.projection is not None:
             self._d_projection = gradient(copies.projection)
-            slots.append(self._slot(model.projection, self._d_projection, copies.projection))
-        return slots
+            tables.append(self._slot(model.projection, self._d_projection, copies.projection))
+        return [tables, recurrent, inputs]
 
     def _slot(
         self, parameter: nn.Parameter, grad: Tensor, copy: Tensor | None = None, groups: int = 1
@@ -159,16 +160,22 @@ class FusedStep:
         with beside.work():
             self._table_gradients()
         stack.backward(self._dy.view_as(stack.out), self.masks.get("output"))
+        # Sums of squares wait for memory, products do not: they run beside one another.
         with beside.work():
             self._input_gradient()
-        stack.weight_gradients(self._d_w_x, self._d_w_h)
+            self.adam.sum_squares(_TABLES)
+        stack.recurrent_gradients(self._d_w_h)
+        with beside.work():
+            self.adam.sum_squares(_RECURRENT)
+        stack.input_weight_gradients(self._d_w_x)
+        self.adam.sum_squares(_INPUT)
         beside.join()
         self.adam.step()
         self.counter += 1
 
     def _draw_masks(self) -> None:
         wanted = [(self.masks[name], self.rates[name]) for name in self.masks]
-        for mask, sharing, name in zip(self.stack.masks, self.stack.sharing, _RECURRENT):
+        for mask, sharing, name in zip(self.stack.masks, self.stack.sharing, _IN_STACK):
             if sharing != "none":
                 wanted.append((mask, self.rates[name]))
         if self.config.objective.state_reset:
