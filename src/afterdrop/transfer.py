@@ -24,7 +24,8 @@ def upload(tensor: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda" or tensor.device.type != "cpu" or not strided:
         return tensor.to(device)
     # torch keeps pinned memory for the next copy, and knows when this one is done.
-    return tensor.contiguous().pin_memory().to(device, non_blocking=True)
+    pinned = torch.empty_like(tensor, pin_memory=True).copy_(tensor)
+    return pinned.to(device, non_blocking=True)
 
 
 def constant(values: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:

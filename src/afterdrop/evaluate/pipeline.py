@@ -8,7 +8,7 @@ from typing import TypeVar
 from afterdrop.evaluate.accumulate import Results
 from afterdrop.evaluate.passes import Batch
 
-T = TypeVar("T")
+Item = TypeVar("Item")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Job:
     results: Callable[[], Results]
 
 
-def behind(made: Iterator[T], ahead: int) -> Iterator[T]:
+def behind(made: Iterator[Item], ahead: int) -> Iterator[Item]:
     """Gives each item when so many later ones have been made.
 
     If making one fails, those made before it come first and the error after them.
@@ -49,7 +49,7 @@ def behind(made: Iterator[T], ahead: int) -> Iterator[T]:
         given 1
         given 2
     """
-    held: deque[T] = deque()
+    held: deque[Item] = deque()
     error: BaseException | None = None
     while error is None:
         try:

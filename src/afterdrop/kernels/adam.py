@@ -21,7 +21,10 @@ from torch import Tensor
 _BLOCK = 512  # columns of a piece
 _PIECES = 4  # of a program that sums squares
 _SETTLE = 1024
-_NO_COPY, _COPY, _FLOAT_COPY = 0, 1, 2
+# Kinds of copies: none, in the type of products, in float32.
+_NO_COPY: tl.constexpr = tl.constexpr(0)
+_COPY: tl.constexpr = tl.constexpr(1)
+_FLOAT_COPY: tl.constexpr = tl.constexpr(2)
 
 
 @triton.jit
@@ -91,10 +94,10 @@ def _update(
     theta -= tl.load(factors + 1) * g / (tl.sqrt(v) + epsilon)
     tl.store(parameter, theta, mask=inside)
     kind = tl.load(piece + 6)
-    if kind == 1:
+    if kind == _COPY:
         copy = tl.load(piece + 3).to(tl.pointer_type(COPY)) + lane
         tl.store(copy, theta.to(COPY), mask=inside)
-    if kind == 2:
+    if kind == _FLOAT_COPY:
         exact = tl.load(piece + 3).to(tl.pointer_type(tl.float32)) + lane
         tl.store(exact, theta, mask=inside)
 
@@ -159,7 +162,7 @@ class Slot:
             copied,
             torch.full_like(row, self.step),
             self.columns - column,
-            torch.full_like(row, kind),
+            torch.full_like(row, kind.value),
         ]
         return torch.stack(found, -1).flatten(0, 1)
 
