@@ -272,9 +272,9 @@ def test_the_command_that_repeats_training_gives_the_same_configuration(trained)
 
 def test_the_command_that_repeats_a_recipe_is_its_name(tmp_path):
     run = tmp_path / "run"
-    arguments = ["train", "digits-mlp", "--out", str(run), "--quiet", "--set", "schedule.turns=1"]
-    assert main(arguments) == 0
-    wanted = f"afterdrop train digits-mlp --set schedule.turns=1 --out {run}"
+    sets = ["--set", "optimiser.max_norm=none", "--set", "schedule.turns=1"]
+    assert main(["train", "digits-mlp", "--out", str(run), "--quiet", *sets]) == 0
+    wanted = f"afterdrop train digits-mlp {' '.join(sets)} --out {run}"
     assert repeat_commands(read_run(run))[0] == wanted
 
 
@@ -293,6 +293,8 @@ def test_scores_of_training_data_are_shown_if_they_are_of_the_same_model(trained
     page = report(trained_copy)
     assert "How well it fits the training data" in page.words
     assert "on the first 60 targets" in page.words
+    command = repeat_commands(read_run(trained_copy))[2]
+    assert "--split train --limit 60 --num-samples 4" in command
     scores.save(trained_copy / "scores" / "train.safetensors")
     page = report(trained_copy)
     assert "How well it fits the training data" not in page.words

@@ -16,13 +16,18 @@ def repeat_commands(run: Run) -> list[str]:
     """What to type to make this run, and this report, again."""
     path = shlex.quote(str(run.path))
     lines = [] if run.config is None else [_train(run.config, path)]
+    trained = run.config is not None
+    lines += [
+        _evaluate(scores.protocol, path, trained=trained)
+        for scores in (run.scores, run.train)
+        if scores is not None
+    ]
     if run.scores is not None:
-        lines.append(_evaluate(run.scores.protocol, path, trained=run.config is not None))
         samples = run.notes.get("num_samples", run.scores.num_samples)
         extra = f" --num-samples {samples}" if samples != run.scores.num_samples else ""
         split = f" --split {shlex.quote(run.split)}" if run.split != "valid" else ""
         lines.append(f"afterdrop select {path}{split}{extra}")
-        if run.config is not None:
+        if trained:
             lines.append(f"afterdrop test {path}")
     return [*lines, f"afterdrop report {path}"]
 
@@ -59,11 +64,11 @@ def _flat(config: TrainConfig) -> dict[str, Any]:
 
 
 def _changes(base: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
-    """`name=value` for what differs; a setting to be taken away has no value to write."""
+    """`name=value` for what differs."""
     return [
-        f"{name}={json.dumps(value)}"
+        f"{name}={'none' if value is None else json.dumps(value)}"
         for name, value in wanted.items()
-        if base.get(name) != value and value is not None
+        if base.get(name) != value
     ]
 
 
