@@ -103,13 +103,14 @@ def test_a_batch_that_cannot_begin_does_not_lose_the_one_before(world, tmp_path,
     assert_same(resumed, run_evaluation(*world, settings()))
 
 
+@pytest.mark.parametrize("targets", [None, 4 * N])
 @pytest.mark.parametrize("at", [1, 3, N - 1])
-def test_a_batch_that_cannot_finish_is_done_again(world, tmp_path, at):
+def test_a_batch_that_cannot_finish_is_done_again(world, tmp_path, at, targets):
     """The one begun after it is not there yet, and is done again too."""
     with pytest.raises(RuntimeError, match="cannot finish"):
-        run_evaluation(*world, settings(tmp_path / "p"), kind(fails_to_finish=at))
+        run_evaluation(*world, settings(tmp_path / "p"), kind(fails_to_finish=at), targets)
     assert finished(tmp_path / "p") == list(range(at))
-    resumed = run_evaluation(*world, settings(tmp_path / "p"), kind())
+    resumed = run_evaluation(*world, settings(tmp_path / "p"), kind(), targets)
     assert_same(resumed, run_evaluation(*world, settings()))
 
 

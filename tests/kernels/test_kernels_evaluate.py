@@ -73,7 +73,7 @@ def evaluated(model, kind, stream, *, fused_states=False, alphas=(0, 1), resume=
         return made[0]
 
     windows = Windows(model, stripes, stream.windows, passes)
-    return run_evaluation(model, windows, settings, worker), made[0]
+    return run_evaluation(model, windows, settings, worker, len(text)), made[0]
 
 
 def assert_same(found, wanted, tolerance=1e-5):

@@ -155,8 +155,18 @@ def run_evaluation(
     batches: Iterable[Any],
     settings: Settings,
     worker_class: Callable[..., Worker] = Worker,
+    targets: int | None = None,
 ) -> Scores:
-    """Evaluates batches with a worker, in parts that are kept where asked."""
+    """Evaluates batches with a worker, in parts that are kept where asked.
+
+    Args:
+        model: The model.
+        batches: The data.
+        settings: What to evaluate.
+        worker_class: Makes the worker.
+        targets: How many targets the data have, if known: results then go straight to where they
+            stay.
+    """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     reader = settings.reader
     head, stream, total = _peek(batches)
@@ -168,7 +178,8 @@ def run_evaluation(
         worker = worker_class(
             model, reader, protocol, sites, memory_budget(settings.memory, device)
         )
-        parts = Parts(settings.resume, protocol, worker, settings.first_example, settings.ranks)
+        start, ranks = settings.first_example, settings.ranks
+        parts = Parts(settings.resume, protocol, worker, start, ranks, targets)
         bar = tqdm(
             total=total,
             desc=f"evaluate {settings.split}",

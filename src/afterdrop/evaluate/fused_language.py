@@ -10,7 +10,7 @@ rows are M × W × K, features M × W × time × K.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -28,6 +28,7 @@ from afterdrop.evaluate.fused_mean import (
 )
 from afterdrop.evaluate.language import LanguageWorker, StreamSettings
 from afterdrop.evaluate.passes import Batch
+from afterdrop.evaluate.pipeline import Pieces
 from afterdrop.family.member import Grid
 from afterdrop.kernels.family_sums import ALPHAS
 from afterdrop.kernels.uniform import why_not_drawn
@@ -85,7 +86,7 @@ class FusedLanguageWorker(LanguageWorker):
         self._passes: DeterministicPass | None = None
         self._post = Post(self.device)
 
-    def begin(self, batch: Batch, number: int) -> Callable[[], Results]:
+    def begin(self, batch: Batch, number: int) -> Callable[[], Pieces]:
         """Launches all kernels of a batch and returns what waits for its results."""
         if self._uses_kernels:
             identity = self.identity(batch, number)
@@ -101,19 +102,20 @@ class FusedLanguageWorker(LanguageWorker):
 
     def _finish(
         self, batch: Batch, number: int, identity: Results, parcels: list[Parcel]
-    ) -> Results:
-        """The results of a batch, copied to where they may stay."""
+    ) -> Pieces:
+        """The results of a batch, in the memory where they arrived."""
         det, *parts = [parcel.open() for parcel in parcels]
         require_numbers(det["det_target"], f"batch {number}")
-        results = identity | joined([det])
-        if not parts:
-            return results
+        results: dict[str, Tensor | list[Tensor]] = {**identity}
+        results |= {name: [tensor] for name, tensor in det.items()}
         try:
-            require_held(joined(parts, ["mc_held"])["mc_held"])
+            for part in parts:
+                require_held(part["mc_held"])
         except TooLow:
             self.fused = False  # those sums would not hold them either
             return results | self._sampled(batch, number)
-        return results | joined(parts, [name for name in parts[0] if name != "mc_held"])
+        names = [name for name in parts[0] if name != "mc_held"] if parts else []
+        return results | {name: [part[name] for part in parts] for name in names}
 
     def _launch(self, batch: Batch) -> list[Parcel]:
         """All results of a batch on their way, in chunks that get smaller when memory runs out.
@@ -212,9 +214,3 @@ class FusedLanguageWorker(LanguageWorker):
         """Logits [N, V] of the stack's output [N, H₊]."""
         logits = self.copies.logits(self.copies.features(y))
         return logits[:, : len(self._bias)] + self._bias
-
-
-def joined(parts: list[Results], names: Iterable[str] | None = None) -> Results:
-    """Copies of results of chunks of targets, joined along the targets."""
-    chosen = parts[0] if names is None else names
-    return {name: torch.cat([part[name] for part in parts], -1) for name in chosen}

@@ -124,7 +124,7 @@ def evaluate_text(
         return kind(*args, stream=stream)
 
     if stream.carry == "deterministic" or settings.ranks.count == 1:
-        return run_evaluation(model, windows, settings, worker)
+        return run_evaluation(model, windows, settings, worker, len(tokens))
 
     def fits(kept: Protocol) -> bool:
         mine = (settings.plan, settings.split, settings.stream, fingerprint(model))
@@ -133,7 +133,7 @@ def evaluate_text(
     def some(grid: Grid, resume: Path | None) -> Scores:
         own = dataclasses.replace(settings, grid=grid, resume=resume, ranks=ALONE)
         own = dataclasses.replace(own, progress=settings.progress and settings.ranks.first)
-        return run_evaluation(model, windows, own, worker)
+        return run_evaluation(model, windows, own, worker, len(tokens))
 
     return split_multipliers(settings.grid, settings.ranks, settings.resume, fits, some)
 

@@ -15,11 +15,13 @@ from typing import Any
 from torch import Tensor
 
 from afterdrop.errors import FileError
+from afterdrop.evaluate.collected import Collected
 from afterdrop.evaluate.passes import Batch
+from afterdrop.evaluate.pipeline import Pieces
 from afterdrop.evaluate.protocol import Protocol, digest
 from afterdrop.evaluate.ranks import check_same_data, gather_results
 from afterdrop.evaluate.scores_file import read_tensors, write_tensors
-from afterdrop.evaluate.worker import Worker, concatenate
+from afterdrop.evaluate.worker import Worker
 from afterdrop.masks.rows import tensors as all_tensors
 from afterdrop.ranks import ALONE, Ranks
 
@@ -36,6 +38,7 @@ class Parts:
         worker: Whose carried state, if it has one, is kept with the parts.
         first_example: Number of the first example.
         ranks: Who shares the batches.
+        expected: All targets of the data, if known: room for them is made at once.
     """
 
     def __init__(
@@ -45,17 +48,19 @@ class Parts:
         worker: Worker,
         first_example: int,
         ranks: Ranks = ALONE,
+        expected: int | None = None,
     ) -> None:
         self.folder = None if folder is None else Path(folder)
         self.protocol, self.worker, self.first_example = protocol, worker, first_example
         self.ranks = ranks
-        self._results: list[dict[str, Tensor]] = []
+        self._results = Collected(expected if ranks.count == 1 else None)  # ranks have shares
         self._fresh: list[int] = []  # numbers of the batches whose results are not on disk
         self._seen = self._left = 0
         self._data = hashlib.blake2b(digest_size=12)
         self._saved = 0.0
         # Of finished batches, by number.
         self._digests = dict(ranks.told(self._load))
+        self._kept = self._results.count  # targets whose results are on disk
 
     def due(self, number: int, batch: Batch) -> bool:
         """Whether a batch is this rank's to evaluate; refuses a finished one whose data changed."""
@@ -72,9 +77,9 @@ class Parts:
             )
         return False
 
-    def add(self, number: int, batch: Batch, results: dict[str, Tensor]) -> None:
+    def add(self, number: int, batch: Batch, results: Pieces) -> None:
         """Adds the results of a batch that was due."""
-        self._results.append(results)
+        self._results.add(results)
         self._digests[number] = _digest(batch) if self.folder is not None else ""
         self._fresh.append(number)
         if time.monotonic() - self._saved > _SECONDS:
@@ -87,7 +92,7 @@ class Parts:
                 f"{self.folder} holds {len(self._digests)} finished batches, the data now have "
                 f"{self._seen}; give the same data, or remove that folder"
             )
-        joined = concatenate(self._results, -1) if self._results else {}
+        joined = self._results.since(0)
         if self.ranks.count > 1:
             self._save()  # whatever becomes of the others, this share is done
             check_same_data(self._data.hexdigest(), self.ranks)
@@ -112,7 +117,7 @@ class Parts:
         self._saved = time.monotonic()
         if self.folder is None or not self._fresh:
             return
-        joined = concatenate(self._results[-len(self._fresh) :], -1)
+        joined = self._results.since(self._kept)
         note = {
             "protocol": self.protocol.to_json(),
             "numbers": self._fresh,
@@ -121,9 +126,7 @@ class Parts:
         }
         carried = {_CARRIED + name: tensor for name, tensor in self.worker.carried().items()}
         write_tensors(self._next_path(self.folder), {**joined, **carried}, note)
-        # From here on the part is one entry, so that joining in order stays right after loading.
-        self._results[-len(self._fresh) :] = [joined]
-        self._fresh = []
+        self._fresh, self._kept = [], self._results.count
 
     def _next_path(self, folder: Path) -> Path:
         rank = "" if self.ranks.count == 1 else f"-rank-{self.ranks.rank}"
@@ -150,7 +153,7 @@ class Parts:
                 )
             carried = {n: results.pop(n) for n in list(results) if n.startswith(_CARRIED)}
             self.worker.restore({n.removeprefix(_CARRIED): t for n, t in carried.items()})
-            self._results.append(results)
+            self._results.add(results)
             found += zip(note["numbers"], note["digests"])
         return found
 

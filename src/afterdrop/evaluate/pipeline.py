@@ -2,13 +2,17 @@
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TypeVar
 
-from afterdrop.evaluate.accumulate import Results
+from torch import Tensor
+
 from afterdrop.evaluate.passes import Batch
 
 Item = TypeVar("Item")
+# The results of a batch by name: a tensor, which may be kept, or pieces of one along the targets,
+# in memory that is needed again and to be copied at once.
+Pieces = Mapping[str, Tensor | list[Tensor]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,7 +27,7 @@ class Job:
 
     number: int
     batch: Batch
-    results: Callable[[], Results]
+    results: Callable[[], Pieces]
 
 
 def behind(made: Iterator[Item], ahead: int) -> Iterator[Item]:

@@ -26,6 +26,7 @@ from afterdrop.evaluate.passes import (
     run_rows,
     sample_ranges,
 )
+from afterdrop.evaluate.pipeline import Pieces
 from afterdrop.evaluate.protocol import SAMPLE_NODES, Protocol
 from afterdrop.family.temperature import NODES
 from afterdrop.masks.rows import Rows, keep_mask, split_evenly
@@ -72,7 +73,7 @@ class Worker:
     def restore(self, carried: Results) -> None:
         """Takes up what `carried` gave."""
 
-    def begin(self, batch: Batch, number: int) -> Callable[[], Results]:
+    def begin(self, batch: Batch, number: int) -> Callable[[], Pieces]:
         """Begins a batch and returns what gives its results; here all work is done only then."""
         return partial(self.batch, batch, number)
 
