@@ -6,7 +6,7 @@ import torch
 
 from afterdrop.kernels.family_masks import drop, mask_levels
 from afterdrop.kernels.uniform import draws, why_not_drawn, words
-from afterdrop.masks.uniforms import Plan, site_key, uniforms
+from afterdrop.masks.uniforms import Plan, site_key, uniforms, unit_words
 
 pytestmark = kernel_device.quiet
 device = kernel_device.device
@@ -37,7 +37,7 @@ def expected(u):
 @pytest.mark.parametrize("seed", [0, -3])
 def test_masks_are_equal_to_the_bit(samples, seed, device):
     plan, key, units = Plan(samples, seed), site_key(seed, "site", 0, 0), 70
-    places, hashes = words(key, EXAMPLES.to(device), None, units)
+    places, hashes = words(unit_words(key, EXAMPLES).to(device), None, units)
     u = uniforms(plan, key, range(samples), EXAMPLES, (units,))
     found = dropped(plan, places[0], hashes, device)
     assert torch.equal(found.cpu() > 0, expected(u) > 0)
@@ -46,7 +46,7 @@ def test_masks_are_equal_to_the_bit(samples, seed, device):
 
 def test_levels_count_the_rates_at_which_a_unit_is_kept(device):
     plan, key, units = Plan(6, 3), site_key(3, "site", 0, 0), 70
-    places, hashes = words(key, EXAMPLES.to(device), None, units)
+    places, hashes = words(unit_words(key, EXAMPLES).to(device), None, units)
     site = places[0], hashes, torch.tensor(RATES, device=device)
     room = torch.full((len(EXAMPLES) * 6 + 2, units), 99, dtype=torch.uint8, device=device)
     levels = mask_levels(site, draws(plan, device), units, room)
@@ -57,7 +57,7 @@ def test_levels_count_the_rates_at_which_a_unit_is_kept(device):
 
 def test_every_time_step_has_its_own(device):
     plan, key, units = Plan(6, 3), site_key(3, "site", 0, 0), 10
-    places, hashes = words(key, EXAMPLES.to(device), 4, units)
+    places, hashes = words(unit_words(key, EXAMPLES).to(device), 4, units)
     u = uniforms(plan, key, range(6), EXAMPLES, (4, units))
     for step, place in enumerate(places):
         found = dropped(plan, place.contiguous(), hashes, device)

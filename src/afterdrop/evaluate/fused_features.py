@@ -9,6 +9,7 @@ rows are M × W × K, features M × W × time × K.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -19,8 +20,9 @@ from afterdrop.evaluate.protocol import Protocol
 from afterdrop.kernels.family_cell import cell
 from afterdrop.kernels.family_masks import Mask, Site, drop, mask_levels
 from afterdrop.kernels.uniform import draws, words
-from afterdrop.masks.uniforms import site_key
+from afterdrop.masks.uniforms import site_key, unit_words
 from afterdrop.models.fused import Copies
+from afterdrop.transfer import upload
 
 MOST_MULTIPLIERS = 255  # a mask's level is a byte
 
@@ -45,7 +47,13 @@ class SampledFeatures:
             for at, (w_x, w_h) in enumerate(zip(copies.stack.w_x, copies.stack.w_h))
         ]
         self._buffers: dict[str, Tensor] = {}
-        self._rates: dict[str, Tensor] = {}  # of each site, for every multiplier
+        self._drops = {name: module for name, module in self._modules() if module.rate > 0}
+        self._rates = {
+            name: torch.tensor([m * module.rate for m in self.multipliers], device=self.device)
+            for name, module in self._drops.items()
+        }
+        keys = [site_key(self.plan.seed, name, 0, 0) for name in self._drops]
+        self._keys = torch.tensor(keys, dtype=torch.int64).view(-1, 1)
 
     def row_bytes(self, time: int) -> int:
         """Bytes that a row has in the buffers."""
@@ -60,31 +68,46 @@ class SampledFeatures:
         """Gives the buffers back."""
         self._buffers.clear()
 
-    def _site(self, name: str, first: int, windows: int, time: int, units: int) -> Site | None:
+    def _modules(self) -> Iterator[tuple[str, Any]]:
+        """The modules that may drop units, by name."""
+        L, model = len(self.weights), self.copies.model
+        names = [f"stack.layers.{at}.state_dropout" for at in range(L)]
+        names += [f"stack.inter_layer_dropout.{at}" for at in range(L - 1)]
+        names += ["stack.input_dropout", "output_dropout"]
+        names += ["projection_dropout"] if self.copies.projection is not None else []
+        return ((name, model.get_submodule(name)) for name in names)
+
+    def _examples(self, first: int, windows: int) -> dict[str, Tensor]:
+        """The words of windows at every site that drops something.
+
+        Made on the CPU: on a GPU they would take hundreds of tiny kernels.
+        """
+        numbers = torch.arange(first, first + windows).expand(len(self._keys), windows)
+        if self.stream.lifetime == "stream":
+            shared = [[module.shared] for module in self._drops.values()]
+            numbers = torch.where(torch.tensor(shared), numbers % self.stream.stripes, numbers)
+        found = upload(unit_words(self._keys, numbers), self.device)
+        return dict(zip(self._drops, found))
+
+    def _site(self, name: str, examples: dict[str, Tensor], time: int, units: int) -> Site | None:
         """A site of all time steps, or of one if its masks are shared; None if nothing drops."""
-        module: Any = self.copies.model.get_submodule(name)
-        if module.rate == 0:
+        if name not in examples:
             return None
-        if name not in self._rates:
-            rates = [multiplier * module.rate for multiplier in self.multipliers]
-            self._rates[name] = torch.tensor(rates, device=self.device)
-        numbers = torch.arange(first, first + windows, device=self.device)
-        if self.stream.lifetime == "stream" and module.shared:
-            numbers = numbers % self.stream.stripes
+        shared = self._drops[name].shared
         inside = name.endswith("state_dropout")  # its mask has no time dimension if shared
-        steps = time if not module.shared else None if inside else 1
-        places, hashes = words(site_key(self.plan.seed, name, 0, 0), numbers, steps, units)
+        steps = time if not shared else None if inside else 1
+        places, hashes = words(examples[name], steps, units)
         return places.flatten(), hashes, self._rates[name]
 
     def _masks(
-        self, name: str, first: int, windows: int, time: int, units: int
+        self, name: str, examples: dict[str, Tensor], time: int, units: int
     ) -> list[Mask | None]:
         """A site's mask at each time step."""
-        site = self._site(name, first, windows, time, units)
+        site = self._site(name, examples, time, units)
         if site is None:
             return [None] * time
         levels, rates = self._levels(name, site, units)
-        steps = levels.view(-1, windows * self.plan.num_samples, units)
+        steps = levels.view(-1, len(examples[name]) * self.plan.num_samples, units)
         return [(steps[t % len(steps)], rates) for t in range(time)]
 
     def _levels(self, name: str, site: Site, units: int) -> Mask:
@@ -114,11 +137,12 @@ class SampledFeatures:
         plain = self._buffer("plain", rows * time, H, half)
         features = self._buffer("features", rows * time, H, half)
 
+        examples = self._examples(first, W)
         names = [f"stack.layers.{at}.state_dropout" for at in range(L)]
-        states = [self._masks(name, first, W, time, H) for name in names]
+        states = [self._masks(name, examples, time, H) for name in names]
         names = [f"stack.inter_layer_dropout.{at}" for at in range(L - 1)] + ["output_dropout"]
-        over = [self._masks(name, first, W, time, H) for name in names]
-        entering = self._masks("stack.input_dropout", first, W, time, E)
+        over = [self._masks(name, examples, time, H) for name in names]
+        entering = self._masks("stack.input_dropout", examples, time, E)
         hidden, window = copies.config.hidden_sizes[0], torch.arange(W, device=self.device)
         for at, (h, cell_before) in enumerate(state):
             drop(h.contiguous(), a[at][:, -H:], states[at][0], K, M, hidden, window)
@@ -143,9 +167,11 @@ class SampledFeatures:
                     (t, time),
                     (*form, *ends),
                 )
-        return self._projected(features, first, W, time), plain
+        return self._projected(features, examples, W, time), plain
 
-    def _projected(self, features: Tensor, first: int, windows: int, time: int) -> Tensor:
+    def _projected(
+        self, features: Tensor, examples: dict[str, Tensor], windows: int, time: int
+    ) -> Tensor:
         """The features through the down-projection, if there is one, and its dropout."""
         copies, config = self.copies, self.copies.config
         if copies.projection is None:
@@ -153,7 +179,7 @@ class SampledFeatures:
         projected = self._buffer("projected", len(features), copies.softmax.shape[1], self.dtype)
         torch.mm(features, copies.projection.t(), out=projected)
         size = config.embedding_size or config.hidden_sizes[0]
-        site = self._site("projection_dropout", first, windows, time, size)
+        site = self._site("projection_dropout", examples, time, size)
         if site is not None:
             places = site[0].view(-1, windows).expand(time, windows).t().flatten()
             mask = self._levels("projection", (places, *site[1:]), size)

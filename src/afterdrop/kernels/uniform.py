@@ -9,13 +9,14 @@ Letters: P places (an example at a time step), K samples in blocks of equal size
 from __future__ import annotations
 
 import dataclasses
+from functools import lru_cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from afterdrop.masks.uniforms import Plan, block_key, blocks, hashed, permutations, unit_words
+from afterdrop.masks.uniforms import Plan, block_key, blocks, hashed, permutations
 
 
 @triton.jit
@@ -97,19 +98,21 @@ def draws(plan: Plan, device: torch.device) -> Draws:
     return Draws(torch.stack(tables), torch.tensor(keys, device=device), len(spans), size)
 
 
-def words(key: int, examples: Tensor, steps: int | None, units: int) -> tuple[Tensor, Tensor]:
+_hashed = lru_cache(maxsize=64)(hashed)  # a dozen tiny kernels, always the same
+
+
+def words(examples: Tensor, steps: int | None, units: int) -> tuple[Tensor, Tensor]:
     """The words of places and of units whose sum is that of `masks.uniforms`.
 
     Args:
-        key: The key of site and call.
-        examples: [W] numbers of the examples.
+        examples: [W] `unit_words` of the examples under the key of site and call.
         steps: Time steps, a coordinate of the mask; None if it has none.
         units: Units, the last coordinate.
 
     Returns:
-        [steps, W] (or [1, W]) and [units], int64.
+        [steps, W] (or [1, W]) and [units], int64; not to be written to.
     """
-    places = unit_words(key, examples).unsqueeze(0)
+    places = examples.unsqueeze(0)
     if steps is not None:
-        places = places + hashed(0, steps, examples.device).unsqueeze(1)
-    return places, hashed(0 if steps is None else 1, units, examples.device)
+        places = places + _hashed(0, steps, examples.device).unsqueeze(1)
+    return places, _hashed(0 if steps is None else 1, units, examples.device)

@@ -183,8 +183,8 @@ def _coordinates(
     return words
 
 
-def unit_words(key: int, examples: Tensor) -> Tensor:
-    """The part of examples [B] in the words of their units."""
+def unit_words(key: int | Tensor, examples: Tensor) -> Tensor:
+    """The part of examples [B] in the words of their units; of keys [S, 1] that of each, [S, B]."""
     return _mix(_mix(examples) + key)
 
 
