@@ -153,7 +153,7 @@ class FusedLanguageWorker(LanguageWorker):
         """Results of the targets that count, without dropout."""
         tokens, state = batch.inputs
         if self._passes is None:  # the first batch is the largest
-            self._passes = DeterministicPass(self.copies, *tokens.shape)
+            self._passes = DeterministicPass(self.copies, *tokens.shape, recorded=False)
         passes = self._passes
         passes.begin(state)
         window = torch.zeros_like(passes.tokens).t()

@@ -89,9 +89,10 @@ def ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
         with torch.cuda.stream(stream):
             return next(batches, None), stream.record_event()
 
-    batch, made = start()
-    while batch is not None:
-        following = start()
+    following = [start()]  # alone: nothing is evaluated yet that the second could run beside
+    while following[0][0] is not None:
+        batch, made = following.pop(0)
         torch.cuda.current_stream(device).wait_event(made)
         yield batch
-        batch, made = following
+        while len(following) < 2:
+            following.append(start())

@@ -114,14 +114,16 @@ class DeterministicPass:
         copies: The weights.
         rows: B.
         time: Steps a window.
+        recorded: Whether a pass is recorded to be replayed, which stops all else once and pays
+            where many passes follow each other.
     """
 
-    def __init__(self, copies: Copies, rows: int, time: int) -> None:
+    def __init__(self, copies: Copies, rows: int, time: int, *, recorded: bool = True) -> None:
         self.copies = copies
         self.stack = Stack(copies.shape(rows, time), copies.stack, training=False)
         device = copies.embedding.device
         self.tokens = torch.zeros(time, rows, dtype=torch.int64, device=device)
-        self._replay = Replay(device)
+        self._replay = Replay(device) if recorded else None
 
     def reset(self) -> None:
         """Forgets the state."""
@@ -147,7 +149,10 @@ class DeterministicPass:
     def run(self, tokens_Bt: Tensor) -> Tensor:
         """Output [time, B, H₊] of a window of tokens, float32; the next run overwrites it."""
         self.tokens.copy_(upload(tokens_Bt, self.tokens.device).t())
-        self._replay(self._run)
+        if self._replay is None:
+            self._run()
+        else:
+            self._replay(self._run)
         return self.stack.out
 
     def _run(self) -> None:
