@@ -17,10 +17,11 @@ from tqdm import tqdm
 
 from afterdrop.errors import AfterdropError, DataError, MemberError
 from afterdrop.evaluate.accumulate import log_softmax
+from afterdrop.evaluate.fingerprint import fingerprint
 from afterdrop.evaluate.parts import Parts
 from afterdrop.evaluate.passes import Batch, Reader, call, fresh, memory_budget
 from afterdrop.evaluate.pipeline import Job, behind
-from afterdrop.evaluate.protocol import Protocol, fingerprint
+from afterdrop.evaluate.protocol import Protocol
 from afterdrop.evaluate.ranks import agree
 from afterdrop.evaluate.scores import Scores
 from afterdrop.evaluate.worker import Worker
