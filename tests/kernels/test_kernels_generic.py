@@ -55,6 +55,62 @@ def test_masks_are_those_of_the_plain_form_to_the_bit(device, plan, samples, mul
         assert torch.equal(torch.as_tensor(fast.rate).cpu(), torch.as_tensor(plain.rate).cpu())
 
 
+def strided(shape, dtype, device, kind):
+    """Random numbers, infinities and NaN among them, as they may lie in memory."""
+    x = torch.randn(shape, dtype=torch.float64, device=device).mul_(100)
+    x.view(-1)[:4] = torch.tensor([0.0, -0.0, float("inf"), float("nan")], device=device)
+    x = x.to(dtype)
+    if kind == "transposed":
+        return x.transpose(0, -1).contiguous().transpose(0, -1)
+    if kind == "sliced":
+        return torch.stack([x, x], -1)[..., 1]
+    if kind == "expanded":
+        return x.narrow(-1, 0, 1).expand(shape)
+    return x
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "transposed", "sliced", "expanded"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("multipliers", [(0.7,), (0.3, 1.0)])
+def test_dropout_is_that_of_the_plain_form_to_the_bit(device, dtype, kind, multipliers):
+    from afterdrop.kernels.keep import keep_mask
+
+    plan = Plan(40, seed=5)
+    rows = Rows(plan, multipliers, range(20, 38), torch.tensor([3, 99], device=device))
+    for shape, layout in LAYOUTS:
+        x, key = strided(shape(len(rows)), dtype, device, kind), site_key(1, "x", 0)
+        before = x.clone()
+        fast = keep_mask(rows, key, layout, x, 0.6).drop(x)
+        slow = plain_keep_mask(rows, key, layout, x, 0.6).drop(x)
+        assert fast.shape == x.shape
+        # The interpreter cuts off what a device rounds to bfloat16.
+        cut = device.type == "cpu" and dtype == torch.bfloat16
+        rtol = torch.finfo(dtype).eps if cut else 0
+        torch.testing.assert_close(fast, slow, rtol=rtol, atol=0, equal_nan=True)
+        signs = [y.signbit() | y.isnan() for y in (fast, slow)]
+        assert torch.equal(*signs)  # -0.0 equals 0.0 above
+        torch.testing.assert_close(x, before, rtol=0, atol=0, equal_nan=True)
+
+
+def test_dropout_of_whole_features_is_that_of_the_plain_form(device):
+    from afterdrop.kernels.keep import keep_mask
+
+    rows = Rows(Plan(4), (1.0,), range(2), torch.tensor([3, 4], device=device))
+    x = torch.randn(4, 3, 5, device=device)
+    like = x.new_empty(()).expand(4, 3, 1)
+    fast = keep_mask(rows, 9, Layout(0), like, 0.5).drop(x)
+    assert torch.equal(fast, plain_keep_mask(rows, 9, Layout(0), like, 0.5).drop(x))
+
+
+def test_the_result_lies_in_memory_as_the_input_does(device):
+    """As torch's own dropout leaves it: whoever views the result next needs no copy."""
+    from afterdrop.kernels.keep import keep_mask
+
+    rows = Rows(Plan(4), (1.0,), range(2), torch.tensor([3, 4], device=device))
+    x = torch.randn(7, 4, 6, device=device).transpose(0, 1)
+    assert keep_mask(rows, 9, Layout(0), x, 0.5).drop(x).stride() == x.stride()
+
+
 def test_masks_without_rows_are_left_to_the_plain_form(device):
     from afterdrop.kernels.keep import keep_mask
 

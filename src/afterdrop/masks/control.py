@@ -252,8 +252,9 @@ class Control(TorchFunctionMode):
             keep = self.visit("drop_path", rate, x.new_empty(()).expand(shape), x)
             if keep is None:
                 return x
-            scaled = keep.mask.div_(1.0 - keep.rate) if _rescales(module) else keep.mask
-            return (keep.unfold(x) * scaled).reshape(x.shape)
+            if _rescales(module):
+                return keep.drop(x)
+            return (keep.unfold(x) * keep.mask).reshape(x.shape)
 
         return forward
 

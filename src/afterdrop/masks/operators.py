@@ -33,12 +33,7 @@ def drop(
 ) -> Tensor:
     """Plain dropout of `x` with one mask value per element of `shape`."""
     keep = control.visit(op, rate, x.new_empty(()).expand(shape), x, place)
-    if keep is None:
-        return x
-    scaled = keep.mask.div_(1.0 - keep.rate)
-    if scaled.numel() == x.numel():
-        return scaled.mul_(keep.unfold(x)).reshape(x.shape)
-    return (keep.unfold(x) * scaled).reshape(x.shape)
+    return x if keep is None else keep.drop(x)
 
 
 def alpha_drop(

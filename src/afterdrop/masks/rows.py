@@ -80,6 +80,13 @@ class Keep:
         """The tensor with its row dimension unfolded like the mask."""
         return x if self.dim is None else x.unflatten(self.dim, self.sizes)
 
+    def drop(self, x: Tensor) -> Tensor:
+        """Plain dropout: `x` over the probability of keeping where kept, 0 elsewhere; once only."""
+        scaled = self.mask.div_(1.0 - self.rate)
+        if scaled.numel() == x.numel():
+            return scaled.mul_(self.unfold(x)).reshape(x.shape)
+        return (self.unfold(x) * scaled).reshape(x.shape)
+
 
 def keep_mask(rows: Rows, key: int, layout: Layout, like: Tensor, rate: float) -> Keep:
     """1 where a unit is kept, 0 where it is dropped, for every row.
