@@ -93,20 +93,25 @@ def _attention(
     if enable_gqa:
         key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
         value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)
-    scores = query @ key.transpose(-2, -1)
-    scores.mul_(1 / math.sqrt(query.size(-1)) if scale is None else scale)
+    # The scores are by far the largest tensor: whatever can be done to smaller ones is.
+    scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
+    scores = (query * scale) @ key.transpose(-2, -1)
     if is_causal:
         ahead = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         scores.masked_fill_(ahead, float("-inf"))
     if attn_mask is not None:
+        seen = attn_mask if attn_mask.dtype == torch.bool else ~attn_mask.isneginf()
         if attn_mask.dtype == torch.bool:
             scores = scores.masked_fill(~attn_mask, float("-inf"))
         else:
             scores = scores + attn_mask
-    # A query that sees no key gets zeros, as from torch's own kernels, and not NaN.
-    blind = scores.isneginf().all(-1, keepdim=True)
-    weights = scores.softmax(-1).masked_fill_(blind, 0.0)
-    return drop(control, "attention", weights, dropout_p, list(weights.shape)) @ value
+    weights = scores.softmax(-1)
+    del scores
+    out = drop(control, "attention", weights, dropout_p, list(weights.shape)) @ value
+    if attn_mask is not None:
+        # A query that sees no key gets zeros, as from torch's own kernels, and not NaN.
+        out = out.masked_fill(~seen.any(-1, keepdim=True), 0.0)
+    return out
 
 
 def _recurrent(op: str) -> Handler:
