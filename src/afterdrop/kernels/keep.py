@@ -35,8 +35,7 @@ def _uniforms(
     """Uniforms [samples, units] of an example."""
     place = mix(mix(tl.load(examples + p)) + site)
     words = tl.load(hashes + units, mask=units < U, other=0)
-    k = tl.minimum(first + k, size - 1)
-    return uniform(place, words, tl.load(key), table, columns, size, inverse, below, k)
+    return uniform(place, words, tl.load(key), table, columns, size, inverse, below, first + k)
 
 
 @triton.jit(do_not_specialize=["site", "first", "S", "P", "M"])
