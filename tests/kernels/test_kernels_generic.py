@@ -102,6 +102,53 @@ def test_dropout_of_whole_features_is_that_of_the_plain_form(device):
     assert torch.equal(fast, plain_keep_mask(rows, 9, Layout(0), like, 0.5).drop(x))
 
 
+SCORES = [
+    (lambda n: (n, 2, 3, 5), Layout(0)),
+    (lambda n: (4 * n, 6, 6), Layout(0)),  # rows · heads
+    (lambda n: (n, 1, 4, 1), Layout(0)),
+    (lambda n: (n, 3, 37), Layout(0)),
+    (lambda n: (4 * n, 3, 3), Layout(0, "outer")),  # the plain form does these
+    (lambda n: (2, n, 3, 4), Layout(1)),
+]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize("multipliers", [(0.7,), (0.3, 1.0)])
+def test_attention_has_the_weights_and_masks_of_the_plain_form(device, dtype, causal, multipliers):
+    from afterdrop.kernels.keep import keep_mask
+
+    plan = Plan(40, seed=5)
+    rows = Rows(plan, multipliers, range(20, 38), torch.tensor([3, 99], device=device))
+    for shape, layout in SCORES:
+        scores = torch.randn(shape(len(rows)), device=device).mul_(10).to(dtype)
+        scores.view(-1)[1::7] = float("-inf")
+        scores[:, ..., 0] = 1  # every query sees a key,
+        scores[-1, ..., -1, :] = float("-inf")  # but for one
+        key = site_key(1, "x", 0)
+        slow = plain_keep_mask(rows, key, layout, scores, 0.6).attention(scores.clone(), causal)
+        fast = keep_mask(rows, key, layout, scores, 0.6).attention(scores.clone(), causal)
+        # A softmax in float32 (or wider) that is rounded once, where the plain form rounds twice.
+        rtol = 1e-6 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
+        torch.testing.assert_close(fast, slow, rtol=rtol, atol=1e-7, equal_nan=True)
+        assert fast.isnan().any()
+        if dtype != torch.float16:  # whose smallest weights are rounded to 0 in one form only
+            assert torch.equal(fast == 0, slow == 0)
+
+
+def test_attention_of_more_keys_than_fit_is_left_to_the_plain_form(device, monkeypatch):
+    from afterdrop.kernels import keep
+
+    rows = Rows(Plan(4), (1.0,), range(2), torch.tensor([3, 4], device=device))
+    scores = torch.randn(4, 3, 5, device=device)
+    found = []
+    for longest in (4096, 4):
+        monkeypatch.setattr(keep, "_LONGEST_LINE", longest)
+        mask = keep.keep_mask(rows, 9, Layout(0), scores, 0.5)
+        found.append(mask.attention(scores.clone(), True))
+    torch.testing.assert_close(*found)
+
+
 def test_the_result_lies_in_memory_as_the_input_does(device):
     """As torch's own dropout leaves it: whoever views the result next needs no copy."""
     from afterdrop.kernels.keep import keep_mask

@@ -1,11 +1,9 @@
-"""Masks of any site in one kernel, and plain dropout with them in another.
+"""Masks of any site, and dropout with them, in one kernel each.
 
-The fast form of `masks.rows.keep_mask` and `Keep.drop`, to the bit. Dropout reads its tensor and
-writes the result; its mask never leaves the registers.
+The fast form of `masks.rows.keep_mask` and of `Keep.drop`, to the bit, and of `Keep.attention`.
+Dropout reads its tensor and writes the result; its mask never leaves the registers.
 
-Letters: M multipliers, S samples, P examples, U units of an example (all its coordinates). A tensor
-is seen as [A, M · S · P, B, C] with A · B · C = U: what lies around the rows, with the strides that
-it has.
+Letters as in `dropout`, whose kernels these are.
 """
 
 from __future__ import annotations
@@ -17,120 +15,17 @@ from functools import cached_property, lru_cache
 
 import torch
 import triton
-import triton.language as tl
 from torch import Tensor
 
-from afterdrop.kernels.uniform import Draws, draws, mix, uniform, why_not_drawn
+from afterdrop.kernels import dropout
+from afterdrop.kernels.uniform import Draws, draws, why_not_drawn
 from afterdrop.masks import rows as plain
-from afterdrop.masks.rows import Keep, Layout, Rows
+from afterdrop.masks.keep import Keep
+from afterdrop.masks.rows import Layout, Rows
 from afterdrop.masks.uniforms import hashed
 
 _MOST_SAMPLES, _MOST_UNITS = 16, 128  # of a block
-
-
-@triton.jit
-def _uniforms(
-    p, units, k, U, examples, site, hashes, table, key, columns, size, inverse, below, first
-):
-    """Uniforms [samples, units] of an example."""
-    place = mix(mix(tl.load(examples + p)) + site)
-    words = tl.load(hashes + units, mask=units < U, other=0)
-    return uniform(place, words, tl.load(key), table, columns, size, inverse, below, first + k)
-
-
-@triton.jit(do_not_specialize=["site", "first", "S", "P", "M"])
-def _keep(
-    mask,  # [M, S, P, U]
-    rates,
-    S,
-    P,
-    M,
-    U,
-    examples,
-    site,
-    hashes,
-    table,
-    key,
-    columns,
-    size,
-    inverse,
-    below,
-    first,
-    BLOCK_K: tl.constexpr,
-    BLOCK_U: tl.constexpr,
-):
-    blocks = tl.cdiv(U, BLOCK_U)
-    p = tl.program_id(0) // blocks
-    units = tl.program_id(0) % blocks * BLOCK_U + tl.arange(0, BLOCK_U)
-    k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
-    inside = (k[:, None] < S) & (units[None, :] < U)
-    u = _uniforms(
-        p, units, k, U, examples, site, hashes, table, key, columns, size, inverse, below, first
-    )
-    for m in range(M):
-        at = mask + ((m * S + k).to(tl.int64) * P + p)[:, None] * U + units[None, :]
-        kept = tl.where(u >= tl.load(rates + m), 1.0, 0.0)
-        tl.store(at, kept.to(mask.dtype.element_ty), mask=inside)
-
-
-@triton.jit(do_not_specialize=["site", "first", "S", "P", "M"])
-def _drop(
-    x,
-    out,
-    rates,
-    factors,  # of what is kept, in the dtype of the products
-    B,
-    C,
-    x_a,  # strides
-    x_row,
-    x_b,
-    x_c,
-    out_a,
-    out_row,
-    out_b,
-    out_c,
-    S,
-    P,
-    M,
-    U,
-    examples,
-    site,
-    hashes,
-    table,
-    key,
-    columns,
-    size,
-    inverse,
-    below,
-    first,
-    SPLIT: tl.constexpr,  # whether the units of a row lie in more than one run
-    BLOCK_K: tl.constexpr,
-    BLOCK_U: tl.constexpr,
-):
-    blocks = tl.cdiv(U, BLOCK_U)
-    p = tl.program_id(0) // blocks
-    units = tl.program_id(0) % blocks * BLOCK_U + tl.arange(0, BLOCK_U)
-    k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
-    inside = (k[:, None] < S) & (units[None, :] < U)
-    u = _uniforms(
-        p, units, k, U, examples, site, hashes, table, key, columns, size, inverse, below, first
-    )
-    if SPLIT:
-        a = (units // C // B).to(tl.int64)
-        b = (units // C % B).to(tl.int64)
-        c = (units % C).to(tl.int64)
-        x_at = x + a * x_a + b * x_b + c * x_c
-        out_at = out + a * out_a + b * out_b + c * out_c
-    else:
-        x_at = x + units.to(tl.int64) * x_c
-        out_at = out + units.to(tl.int64) * out_c
-    for m in range(M):
-        row = ((m * S + k).to(tl.int64) * P + p)[:, None]
-        value = tl.load(x_at[None, :] + row * x_row, mask=inside, other=0.0)
-        factor = tl.load(factors + m)
-        # Times 0 rather than 0: what is infinite or NaN stays so, as in the plain form.
-        dropped = value.to(factor.dtype) * tl.where(u >= tl.load(rates + m), factor, 0.0)
-        tl.store(out_at[None, :] + row * out_row, dropped.to(out.dtype.element_ty), mask=inside)
+_LONGEST_LINE = 4096  # keys of a query; as many numbers as fit the registers of a program
 
 
 @lru_cache(maxsize=64)
@@ -191,14 +86,17 @@ class _Draw:
         """Rates and factors."""
         return _numbers(self.rates, self.like.dtype, self.like.device)
 
-    def launch(self, kernel: triton.JITFunction, *arguments: object, **options: bool) -> None:
-        """Runs a kernel over blocks of units, examples and samples."""
+    def launch(
+        self, kernel: triton.JITFunction, *arguments: object, line: int = 0, **options: bool
+    ) -> None:
+        """Runs a kernel over examples, blocks of units (or lines of so many) and of samples."""
         S, P, _, U = self.sizes
         block, first = divmod(self.rows.samples.start, self.found.size)
         _, _, *numbers = self.found.arguments
-        block_k = min(_MOST_SAMPLES, triton.next_power_of_2(S))
-        block_u = min(_MOST_UNITS, triton.next_power_of_2(U))
-        kernel[(triton.cdiv(U, block_u) * P, triton.cdiv(S, block_k))](
+        block_u = triton.next_power_of_2(line or min(_MOST_UNITS, U))
+        block_k = min(_MOST_SAMPLES, triton.next_power_of_2(S), max(1, _LONGEST_LINE // block_u))
+        pieces = U // line if line else triton.cdiv(U, block_u)
+        kernel[(pieces * P, triton.cdiv(S, block_k))](
             *arguments,
             *self.sizes,
             self.examples,
@@ -211,6 +109,7 @@ class _Draw:
             **options,
             BLOCK_K=block_k,
             BLOCK_U=block_u,
+            num_warps=8 if block_k * block_u > _MOST_SAMPLES * _MOST_UNITS else 4,
         )
 
 
@@ -230,7 +129,7 @@ class Drawn(Keep):
         """1 where a unit is kept, 0 where it is dropped."""
         S, P, M, U = self.draw.sizes
         mask = torch.empty(M, S, P, U, dtype=self.draw.like.dtype, device=self.draw.like.device)
-        self.draw.launch(_keep, mask, self.draw.numbers[0])
+        self.draw.launch(dropout.keep, mask, self.draw.numbers[0])
         at = self.draw.at
         return mask.view(M, S, P, *self.draw.coords).movedim((0, 1, 2), (at, at + 1, at + 2))
 
@@ -250,8 +149,20 @@ class Drawn(Keep):
         sizes = four.shape[2:]
         split = outer > 1 or sizes[0] > 1
         strides = *four.stride(), *result.stride()
-        self.draw.launch(_drop, four, result, *self.draw.numbers, *sizes, *strides, SPLIT=split)
+        self.draw.launch(
+            dropout.drop, four, result, *self.draw.numbers, *sizes, *strides, SPLIT=split
+        )
         return out
+
+    def attention(self, scores: Tensor, causal: bool) -> Tensor:
+        """See `Keep.attention`."""
+        *_, queries, keys = scores.shape
+        rows_first = self.draw.at == 0 and scores.dim() > 2 and scores.is_contiguous()
+        if not rows_first or keys > _LONGEST_LINE:
+            return super().attention(scores, causal)
+        numbers = self.draw.numbers
+        self.draw.launch(dropout.attend, scores, *numbers, queries, keys, line=keys, CAUSAL=causal)
+        return scores
 
 
 def _viewed(x: Tensor, outside: tuple[int, int], inner: tuple[int, ...]) -> Tensor | None:

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from afterdrop.errors import SiteError
+from afterdrop.masks.keep import Keep
 from afterdrop.masks.operators import HANDLERS
-from afterdrop.masks.rows import Keep, Layout, Rows, keep_mask, row_uniforms
+from afterdrop.masks.rows import Layout, Rows, keep_mask, row_uniforms
 from afterdrop.masks.uniforms import site_key
 
 

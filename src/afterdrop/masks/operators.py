@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from afterdrop.masks.keep import attention_weights
+
 if TYPE_CHECKING:
     from afterdrop.masks.control import Control
 
@@ -96,18 +98,15 @@ def _attention(
     # The scores are by far the largest tensor: whatever can be done to smaller ones is.
     scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
     scores = (query * scale) @ key.transpose(-2, -1)
-    if is_causal:
-        ahead = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-        scores.masked_fill_(ahead, float("-inf"))
     if attn_mask is not None:
         seen = attn_mask if attn_mask.dtype == torch.bool else ~attn_mask.isneginf()
         if attn_mask.dtype == torch.bool:
             scores = scores.masked_fill(~attn_mask, float("-inf"))
         else:
             scores = scores + attn_mask
-    weights = scores.softmax(-1)
-    del scores
-    out = drop(control, "attention", weights, dropout_p, list(weights.shape)) @ value
+    keep = control.visit("attention", dropout_p, scores, scores)
+    dropped = keep.attention if keep is not None else attention_weights
+    out = dropped(scores, is_causal) @ value
     if attn_mask is not None:
         # A query that sees no key gets zeros, as from torch's own kernels, and not NaN.
         out = out.masked_fill(~seen.any(-1, keepdim=True), 0.0)
