@@ -12,6 +12,7 @@ enough to tell weights apart, not to withstand a forger.
 """
 
 import hashlib
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from afterdrop.masks.uniforms import hashed
 
 _CHUNK = 2**17  # words that share one vector of multipliers; then the sums of chunks have theirs
-_AT_ONCE = {"cpu": 1, "cuda": 64}  # chunks: caches of the one, few launches on the other
+_AT_ONCE = {"cpu": 1, "cuda": 32}  # chunks: caches of the one, few launches on the other
 
 
 def fingerprint(model: nn.Module) -> str:
@@ -47,14 +48,12 @@ def fingerprint(model: nn.Module) -> str:
 def _sums(tensor: Tensor) -> Tensor:
     """The two sums of a tensor [2], on its device."""
     words = _words(tensor)
-    whole = len(words) // _CHUNK
-    multipliers = _multipliers(0, min(_CHUNK, len(words)), words.device)
-    at_once = _AT_ONCE.get(words.device.type, 1)
-    chunks = words[: whole * _CHUNK].view(whole, _CHUNK).split(at_once) if whole else ()
-    parts = [_products(part, multipliers) for part in chunks]
-    rest = words[whole * _CHUNK :]
-    parts.append(_products(rest.unsqueeze(0), multipliers[:, : len(rest)]))
-    sums = torch.cat(parts, 1)
+    whole = len(words) // _CHUNK * _CHUNK
+    step = _AT_ONCE.get(words.device.type, 1) * _CHUNK
+    parts = [_products(part.view(-1, _CHUNK)) for part in words[:whole].split(step) if len(part)]
+    if whole < len(words):
+        parts.append(_products(words[whole:].unsqueeze(0)))
+    sums = torch.cat(parts, 1) if parts else words.new_zeros(2, 0, dtype=torch.int64)
     return (sums * _multipliers(2, sums.shape[1], words.device)).sum(1)
 
 
@@ -69,12 +68,16 @@ def _words(tensor: Tensor) -> Tensor:
     return data.view(torch.int32)
 
 
-def _products(words: Tensor, multipliers: Tensor) -> Tensor:
-    """Σ v·w of chunks [C, n] with either multipliers [2, n]: [2, C]."""
-    long = words.long()
-    return torch.stack([(long * own).sum(1) for own in multipliers])
+def _products(words: Tensor) -> Tensor:
+    """Σ v·w of chunks [C, n]: [2, C]."""
+    return (_multipliers(0, words.shape[1], words.device).unsqueeze(1) * words.long()).sum(-1)
 
 
 def _multipliers(first: int, size: int, device: torch.device) -> Tensor:
-    """Two vectors of odd pseudo-random numbers [2, size]."""
+    """Two vectors of odd pseudo-random numbers [2, size], of which a shorter one is a part."""
+    return _all_multipliers(first, max(size, _CHUNK), device)[:, :size]
+
+
+@lru_cache(maxsize=8)
+def _all_multipliers(first: int, size: int, device: torch.device) -> Tensor:
     return torch.stack([hashed(first + number, size, device) | 1 for number in range(2)])

@@ -110,6 +110,7 @@ class _Draw:
             BLOCK_K=block_k,
             BLOCK_U=block_u,
             num_warps=8 if block_k * block_u > _MOST_SAMPLES * _MOST_UNITS else 4,
+            maxnreg=128,  # more would leave a multiprocessor one program where lines are unaligned
         )
 
 
