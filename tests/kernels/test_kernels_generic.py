@@ -199,6 +199,34 @@ def test_probabilities_too_low_for_plain_sums_are_summed_in_log_space(monkeypatc
         assert torch.equal(fused.tensors[name], tensor), name
 
 
+class Small(nn.Module):
+    """Dropout of every form that a kernel has its own way for, and one that it has not."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.spatial = nn.Embedding(5, 4), nn.Dropout1d(0.3)
+        options = {"dropout": 0.4, "batch_first": True, "norm_first": True}
+        layer = nn.TransformerEncoderLayer(4, 2, 6, **options)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.out = nn.Linear(4, 5)
+
+    def forward(self, tokens):
+        mask = nn.Transformer.generate_square_subsequent_mask(3, device=tokens.device)
+        return self.out(self.encoder(self.spatial(self.embedding(tokens)), mask, is_causal=True))
+
+
+def test_a_model_has_the_same_scores_with_masks_from_kernels(monkeypatch, device):
+    torch.manual_seed(0)
+    model, tokens = Small().to(device), torch.randint(5, (3, 3), device=device)
+    how = {"grid": ad.Grid((0, 1), (0.5, 1)), "num_samples": 4, "temperatures": (0.25, 4)}
+    found = []
+    for ready in (False, True):
+        monkeypatch.setattr(worker.kernels, "ready", lambda _, ready=ready: ready)
+        found.append(ad.evaluate(model, [(tokens, tokens)], **how).tensors)
+    for name, tensor in found[0].items():
+        torch.testing.assert_close(found[1][name], tensor, rtol=1e-4, atol=1e-5)
+
+
 def test_nan_logits_are_refused_with_the_batch(monkeypatch, device):
     class Broken(nn.Module):
         def __init__(self):
