@@ -95,7 +95,7 @@ def test_how_many_chunks_are_read_at_once_does_not_matter(monkeypatch, size):
 def test_it_is_the_same_everywhere():
     """Golden: scores of one machine are compared with weights on another."""
     net = Holder(a=torch.arange(300_000) / 7, b=torch.arange(5).to(torch.bfloat16))
-    assert fingerprint(net) == "02c937a2f5ce03bd69584c6f"
+    assert fingerprint(net) == "0948113e39c818b26219e3dd"
     assert fingerprint(nn.Dropout(0.5)) == fingerprint(nn.ReLU())
 
 

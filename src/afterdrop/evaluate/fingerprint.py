@@ -19,8 +19,10 @@ from torch import Tensor, nn
 
 from afterdrop.masks.uniforms import hashed
 
-_CHUNK = 2**17  # words that share one vector of multipliers; then the sums of chunks have theirs
-_AT_ONCE = {"cpu": 1, "cuda": 32}  # chunks: caches of the one, few launches on the other
+# Words that share one vector of multipliers; then the sums of chunks have theirs. So few that a CPU
+# does them without a team of threads, which on a busy machine wait for each other far longer.
+_CHUNK = 2**13
+_AT_ONCE = {"cpu": 1, "cuda": 512}  # chunks: caches of the one, few launches on the other
 
 
 def fingerprint(model: nn.Module) -> str:
