@@ -1,7 +1,7 @@
 """Family evaluation on a GPU: a language model with the kernels, and any other model.
 
     python benchmarks/bench_family_gpu.py [text] [image] [words] [batch]
-        [--recipe ptb-24m-retuned] [--tokens 73760]
+        [--recipe ptb-24m-retuned] [--tokens 73760] [--batches 9]
 
 `text` evaluates a recipe's model with fresh weights (time does not depend on them) on random
 tokens: 5 alphas x 11 multipliers x all temperatures, deterministic carry, one stripe. It is
@@ -10,12 +10,15 @@ stripes, timed on one pass over a slice and multiplied. `image` is a ViT-B/16 on
 a GPT-2-sized model on 4 x 256 tokens, with fresh weights, 3 alphas at K = 50, against the plain
 loop that keeps the mean of probabilities and against torch-uncertainty (one mean) where it is
 installed. `batch` is the PTB-sized batch of `bench_language_batch` in the same way, all samples of
-torch-uncertainty at once.
+torch-uncertainty at once. An evaluation has fixed costs (dry runs, fingerprint), so each of them is
+timed on one batch and on several: "a batch" is what each further one takes, "fixed" the rest of the
+first. Ratios above 1 say how many times as long as afterdrop something takes.
 """
 
 import argparse
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -135,26 +138,32 @@ class Words(nn.Module):
 
 
 def others(
-    model: nn.Module, inputs: Tensor, targets: Tensor, repeats: int, at_once: bool = False
+    model: nn.Module,
+    batch: tuple[Tensor, Tensor],
+    options: argparse.Namespace,
+    at_once: bool = False,
 ) -> None:
     """A model of any kind: three alphas against one mean; the peer loops unless `at_once`."""
     model = model.to(DEVICE).eval()
     grid = ad.Grid((0.0, 0.5, 1.0), (0.0, 1.0))
 
-    def ours() -> object:
-        return ad.evaluate(model, [(inputs, targets)], grid=grid, num_samples=SAMPLES)
+    def ours(batches: list[tuple[Tensor, Tensor]]) -> None:
+        ad.evaluate(model, batches, grid=grid, num_samples=SAMPLES)
 
     @torch.no_grad()
-    def plain() -> None:
+    def plain(batches: list[tuple[Tensor, Tensor]]) -> None:
         model.train()
-        mean: Tensor | float = 0.0
-        for _ in range(SAMPLES):
-            mean = mean + model(inputs).softmax(-1) / SAMPLES
-        assert isinstance(mean, Tensor)
-        mean.flatten(0, -2).log().gather(-1, targets.flatten().unsqueeze(-1)).mean()
+        for inputs, targets in batches:
+            mean = torch.zeros((), device=DEVICE)
+            for _ in range(SAMPLES):
+                mean = mean + model(inputs).softmax(-1) / SAMPLES
+            mean.flatten(0, -2).log().gather(-1, targets.flatten().unsqueeze(-1)).mean().item()
         model.eval()
 
-    runs: dict[str, Callable[[], object]] = {"afterdrop": ours, "plain loop, one mean": plain}
+    runs: dict[str, Callable[[list[tuple[Tensor, Tensor]]], None]] = {
+        "afterdrop": ours,
+        "plain loop, one mean": plain,
+    }
     try:
         from torch_uncertainty.methods import mc_dropout
     except ImportError:
@@ -162,19 +171,43 @@ def others(
     else:
 
         @torch.no_grad()
-        def peer() -> None:
+        def peer(batches: list[tuple[Tensor, Tensor]]) -> None:
             flat = nn.Sequential(model, nn.Flatten(0, -2))
             wrapped = mc_dropout(flat, num_estimators=SAMPLES, on_batch=at_once).eval()
-            samples = wrapped(inputs).view(SAMPLES, targets.numel(), -1)
-            nn.functional.nll_loss(samples.softmax(-1).mean(0).log(), targets.flatten())
+            for inputs, targets in batches:
+                samples = wrapped(inputs).view(SAMPLES, targets.numel(), -1)
+                log_mean = samples.softmax(-1).mean(0).log()
+                nn.functional.nll_loss(log_mean, targets.flatten()).item()
 
         runs["torch-uncertainty, one mean"] = peer
-    first = 0.0
+    compare(runs, batch, options)
+
+
+def compare(
+    runs: dict[str, Callable[[list[tuple[Tensor, Tensor]]], None]],
+    batch: tuple[Tensor, Tensor],
+    options: argparse.Namespace,
+) -> None:
+    """Seconds of one batch and of several, and what each further batch takes."""
+    many = options.batches
+    print(
+        f"{'':<30}{'1 batch':>10}{f'{many} batches':>12}{'a batch':>10}{'fixed':>9}{'peak':>11}"
+        f"{'ratio: 1':>10}{many:>6}{'a batch':>9}"
+    )
+    own: list[float] = []
     for name, run in runs.items():
-        run()
-        seconds, peak = min(timed(run) for _ in range(repeats))
-        first = first or seconds
-        print(f"{name:<30}{seconds:>8.3f} s{peak:>8.1f} GiB{seconds / first:>8.2f} x", flush=True)
+        run([batch])
+        one, _ = min(timed(partial(run, [batch])) for _ in range(options.repeats))
+        several, peak = min(timed(partial(run, [batch] * many)) for _ in range(options.repeats))
+        each = (several - one) / (many - 1)
+        seconds = [one, several, each]
+        own = own or seconds
+        ratios = [theirs / mine for theirs, mine in zip(seconds, own)]
+        print(
+            f"{name:<30}{one:>8.3f} s{several:>10.3f} s{each:>8.3f} s{one - each:>7.3f} s"
+            f"{peak:>7.1f} GiB{ratios[0]:>10.2f}{ratios[1]:>6.2f}{ratios[2]:>9.2f}",
+            flush=True,
+        )
 
 
 def main() -> None:
@@ -184,6 +217,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=73_760)
     parser.add_argument("--types", type=int, default=10_000)
     parser.add_argument("--num-samples", type=int, default=100)
+    parser.add_argument("--batches", type=int, default=9, help="of image, words and batch")
     parser.add_argument("--repeats", type=int, default=3, help="the best counts, but of text")
     options = parser.parse_args()
     if not torch.cuda.is_available():
@@ -202,13 +236,13 @@ def run(what: str, options: argparse.Namespace) -> None:
         text(options)
     elif what == "image":
         images = torch.randn(64, 3, 224, 224, device=DEVICE)
-        others(Vision(), images, labels((64,), 1000), options.repeats)
+        others(Vision(), (images, labels((64,), 1000)), options)
     elif what == "words":
         tokens, targets = (labels((4, 256), 50257) for _ in range(2))
-        others(Words(), tokens, targets, options.repeats)
+        others(Words(), (tokens, targets), options)
     else:
         tokens, targets = (labels((BATCH, TIME), TYPES) for _ in range(2))
-        others(WordModel(), tokens, targets, options.repeats, at_once=True)
+        others(WordModel(), (tokens, targets), options, at_once=True)
 
 
 def labels(shape: tuple[int, ...], classes: int) -> Tensor:

@@ -55,6 +55,109 @@ def test_masks_are_those_of_the_plain_form_to_the_bit(device, plan, samples, mul
         assert torch.equal(torch.as_tensor(fast.rate).cpu(), torch.as_tensor(plain.rate).cpu())
 
 
+def strided(shape, dtype, device, kind):
+    """Random numbers, infinities and NaN among them, as they may lie in memory."""
+    x = torch.randn(shape, dtype=torch.float64, device=device).mul_(100)
+    x.view(-1)[:4] = torch.tensor([0.0, -0.0, float("inf"), float("nan")], device=device)
+    x = x.to(dtype)
+    if kind == "transposed":
+        return x.transpose(0, -1).contiguous().transpose(0, -1)
+    if kind == "sliced":
+        return torch.stack([x, x], -1)[..., 1]
+    if kind == "expanded":
+        return x.narrow(-1, 0, 1).expand(shape)
+    return x
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "transposed", "sliced", "expanded"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("multipliers", [(0.7,), (0.3, 1.0)])
+def test_dropout_is_that_of_the_plain_form_to_the_bit(device, dtype, kind, multipliers):
+    from afterdrop.kernels.keep import keep_mask
+
+    plan = Plan(40, seed=5)
+    rows = Rows(plan, multipliers, range(20, 38), torch.tensor([3, 99], device=device))
+    for shape, layout in LAYOUTS:
+        x, key = strided(shape(len(rows)), dtype, device, kind), site_key(1, "x", 0)
+        before = x.clone()
+        fast = keep_mask(rows, key, layout, x, 0.6).drop(x)
+        slow = plain_keep_mask(rows, key, layout, x, 0.6).drop(x)
+        assert fast.shape == x.shape
+        # The interpreter cuts off what a device rounds to bfloat16.
+        cut = device.type == "cpu" and dtype == torch.bfloat16
+        rtol = torch.finfo(dtype).eps if cut else 0
+        torch.testing.assert_close(fast, slow, rtol=rtol, atol=0, equal_nan=True)
+        signs = [y.signbit() | y.isnan() for y in (fast, slow)]
+        assert torch.equal(*signs)  # -0.0 equals 0.0 above
+        torch.testing.assert_close(x, before, rtol=0, atol=0, equal_nan=True)
+
+
+def test_dropout_of_whole_features_is_that_of_the_plain_form(device):
+    from afterdrop.kernels.keep import keep_mask
+
+    rows = Rows(Plan(4), (1.0,), range(2), torch.tensor([3, 4], device=device))
+    x = torch.randn(4, 3, 5, device=device)
+    like = x.new_empty(()).expand(4, 3, 1)
+    fast = keep_mask(rows, 9, Layout(0), like, 0.5).drop(x)
+    assert torch.equal(fast, plain_keep_mask(rows, 9, Layout(0), like, 0.5).drop(x))
+
+
+SCORES = [
+    (lambda n: (n, 2, 3, 5), Layout(0)),
+    (lambda n: (4 * n, 6, 6), Layout(0)),  # rows · heads
+    (lambda n: (n, 1, 4, 1), Layout(0)),
+    (lambda n: (n, 3, 37), Layout(0)),
+    (lambda n: (4 * n, 3, 3), Layout(0, "outer")),  # the plain form does these
+    (lambda n: (2, n, 3, 4), Layout(1)),
+]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize("multipliers", [(0.7,), (0.3, 1.0)])
+def test_attention_has_the_weights_and_masks_of_the_plain_form(device, dtype, causal, multipliers):
+    from afterdrop.kernels.keep import keep_mask
+
+    plan = Plan(40, seed=5)
+    rows = Rows(plan, multipliers, range(20, 38), torch.tensor([3, 99], device=device))
+    for shape, layout in SCORES:
+        scores = torch.randn(shape(len(rows)), device=device).mul_(10).to(dtype)
+        scores.view(-1)[1::7] = float("-inf")
+        scores[:, ..., 0] = 1  # every query sees a key,
+        scores[-1, ..., -1, :] = float("-inf")  # but for one
+        key = site_key(1, "x", 0)
+        slow = plain_keep_mask(rows, key, layout, scores, 0.6).attention(scores.clone(), causal)
+        fast = keep_mask(rows, key, layout, scores, 0.6).attention(scores.clone(), causal)
+        # A softmax in float32 (or wider) that is rounded once, where the plain form rounds twice.
+        rtol = 1e-6 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
+        torch.testing.assert_close(fast, slow, rtol=rtol, atol=1e-7, equal_nan=True)
+        assert fast.isnan().any()
+        if dtype != torch.float16:  # whose smallest weights are rounded to 0 in one form only
+            assert torch.equal(fast == 0, slow == 0)
+
+
+def test_attention_of_more_keys_than_fit_is_left_to_the_plain_form(device, monkeypatch):
+    from afterdrop.kernels import keep
+
+    rows = Rows(Plan(4), (1.0,), range(2), torch.tensor([3, 4], device=device))
+    scores = torch.randn(4, 3, 5, device=device)
+    found = []
+    for longest in (4096, 4):
+        monkeypatch.setattr(keep, "_LONGEST_LINE", longest)
+        mask = keep.keep_mask(rows, 9, Layout(0), scores, 0.5)
+        found.append(mask.attention(scores.clone(), True))
+    torch.testing.assert_close(*found)
+
+
+def test_the_result_lies_in_memory_as_the_input_does(device):
+    """As torch's own dropout leaves it: whoever views the result next needs no copy."""
+    from afterdrop.kernels.keep import keep_mask
+
+    rows = Rows(Plan(4), (1.0,), range(2), torch.tensor([3, 4], device=device))
+    x = torch.randn(7, 4, 6, device=device).transpose(0, 1)
+    assert keep_mask(rows, 9, Layout(0), x, 0.5).drop(x).stride() == x.stride()
+
+
 def test_masks_without_rows_are_left_to_the_plain_form(device):
     from afterdrop.kernels.keep import keep_mask
 
@@ -94,6 +197,34 @@ def test_probabilities_too_low_for_plain_sums_are_summed_in_log_space(monkeypatc
     assert float(plain.tensors["mc_lowest"].min()) < -150
     for name, tensor in plain.tensors.items():
         assert torch.equal(fused.tensors[name], tensor), name
+
+
+class Small(nn.Module):
+    """Dropout of every form that a kernel has its own way for, and one that it has not."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.spatial = nn.Embedding(5, 4), nn.Dropout1d(0.3)
+        options = {"dropout": 0.4, "batch_first": True, "norm_first": True}
+        layer = nn.TransformerEncoderLayer(4, 2, 6, **options)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.out = nn.Linear(4, 5)
+
+    def forward(self, tokens):
+        mask = nn.Transformer.generate_square_subsequent_mask(3, device=tokens.device)
+        return self.out(self.encoder(self.spatial(self.embedding(tokens)), mask, is_causal=True))
+
+
+def test_a_model_has_the_same_scores_with_masks_from_kernels(monkeypatch, device):
+    torch.manual_seed(0)
+    model, tokens = Small().to(device), torch.randint(5, (3, 3), device=device)
+    how = {"grid": ad.Grid((0, 1), (0.5, 1)), "num_samples": 4, "temperatures": (0.25, 4)}
+    found = []
+    for ready in (False, True):
+        monkeypatch.setattr(worker.kernels, "ready", lambda _, ready=ready: ready)
+        found.append(ad.evaluate(model, [(tokens, tokens)], **how).tensors)
+    for name, tensor in found[0].items():
+        torch.testing.assert_close(found[1][name], tensor, rtol=1e-4, atol=1e-5)
 
 
 def test_nan_logits_are_refused_with_the_batch(monkeypatch, device):

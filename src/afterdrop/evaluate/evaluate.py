@@ -17,10 +17,11 @@ from tqdm import tqdm
 
 from afterdrop.errors import AfterdropError, DataError, MemberError
 from afterdrop.evaluate.accumulate import log_softmax
+from afterdrop.evaluate.fingerprint import fingerprint
 from afterdrop.evaluate.parts import Parts
 from afterdrop.evaluate.passes import Batch, Reader, call, fresh, memory_budget
 from afterdrop.evaluate.pipeline import Job, behind
-from afterdrop.evaluate.protocol import Protocol, fingerprint
+from afterdrop.evaluate.protocol import Protocol
 from afterdrop.evaluate.ranks import agree
 from afterdrop.evaluate.scores import Scores
 from afterdrop.evaluate.worker import Worker
@@ -32,7 +33,7 @@ from afterdrop.masks.sites import Sites, find_sites
 from afterdrop.masks.uniforms import Plan, Scheme
 from afterdrop.ranks import ALONE, Ranks, Splitting, current
 
-_DRY_EXAMPLES = 4
+_DRY_EXAMPLES = 3  # with two, whatever else has a size of 2 would be taken for the batch
 
 
 def evaluate(

@@ -77,14 +77,11 @@ class FusedMean:
         """Closes an independent block; here blocks are the halves, which the sums know."""
 
     def results(self) -> Results:
-        """Per-target results [L, ...], as those of `MeanTemper`.
-
-        Raises:
-            TooLow: If plain sums cannot hold a probability, or logits were NaN.
-        """
-        self._sums.finish(self.groups * len(self.targets), self._found)
-        require_held(self._found["lowest"])
-        return family_results(self._found, self.groups, self.protocol)
+        """Per-target results [L, ...], as those of `MeanTemper`, and what `require_held` reads."""
+        L, N = self.groups, len(self.targets)
+        self._sums.finish(L * N, self._found)
+        held = self._found["lowest"].amin(-1).view(L, N)
+        return family_results(self._found, L, self.protocol) | {"held": held}
 
 
 def require_held(lowest: Tensor) -> None:

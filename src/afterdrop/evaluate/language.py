@@ -25,9 +25,10 @@ from afterdrop.data.stream import EvalStripes
 from afterdrop.errors import DataError
 from afterdrop.evaluate.accumulate import Accumulator, Results
 from afterdrop.evaluate.evaluate import Settings, run_evaluation
+from afterdrop.evaluate.fingerprint import fingerprint
 from afterdrop.evaluate.integrated import Integrated
 from afterdrop.evaluate.passes import Batch, Reader, memory_budget
-from afterdrop.evaluate.protocol import Protocol, fingerprint
+from afterdrop.evaluate.protocol import Protocol
 from afterdrop.evaluate.ranks import split_multipliers
 from afterdrop.evaluate.scores import Scores
 from afterdrop.evaluate.windows import Windows

@@ -197,7 +197,9 @@ def memory_budget(memory: int | None, device: torch.device) -> tuple[int, int]:
             raise DataError(f"memory={memory} is less than 1 MiB (1048576 bytes); give more")
         return memory, memory if device.type == "cuda" else CPU_CACHE
     if device.type == "cuda":
-        free = int(torch.cuda.mem_get_info(device)[0] * 0.4)
+        # What torch keeps for tensors to come is free as well, though the driver does not say so.
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        free = int((torch.cuda.mem_get_info(device)[0] + kept) * 0.4)
         return free, free
     return CPU_MEMORY, CPU_CACHE
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from afterdrop.errors import ScoresError
 from afterdrop.family.member import Grid
@@ -28,7 +28,7 @@ class Protocol:
         low: Lowest temperature of the bracket.
         high: Highest temperature of the bracket.
         num_classes: V.
-        fingerprint: Hash of the model's parameters and buffers.
+        fingerprint: Of the model's parameters and buffers (`fingerprint`).
         batched: Whether samples ran as rows of a batch.
         shared: Whether examples shared masks.
         sites: Name, operator, rate and calls of each dropout site.
@@ -97,20 +97,6 @@ class Protocol:
                 raise ScoresError(
                     f"{what} differ in {field.name}: {mine!r} against {theirs!r}; {remedy}"
                 )
-
-
-def fingerprint(model: nn.Module) -> str:
-    """A hash of every parameter and buffer: equal weights, equal fingerprint.
-
-    Example:
-        >>> net = nn.Linear(2, 2)
-        >>> before = fingerprint(net)
-        >>> _ = nn.init.zeros_(net.bias)
-        >>> fingerprint(net) == before
-        False
-    """
-    state = model.state_dict()
-    return digest((n, state[n]) for n in sorted(state) if isinstance(state[n], torch.Tensor))
 
 
 def digest(named: Iterable[tuple[str, Tensor]]) -> str:

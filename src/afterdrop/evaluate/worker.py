@@ -15,6 +15,7 @@ from afterdrop.evaluate.accumulate import (
     TooLow,
     distribution,
     log_softmax,
+    require_numbers,
 )
 from afterdrop.evaluate.passes import (
     Batch,
@@ -83,10 +84,12 @@ class Worker:
         output = call(self.model, fresh(batch, self.reader))
         logits = self.reader.logits(output, batch.host, 1)[0]
         targets = upload(results["targets"], logits.device)
-        found = self.deterministic(logits, targets, f"batch {number}")
-        results |= {name: tensor.cpu() for name, tensor in found.items()}
-        if self.sites is not None:
+        found = self.deterministic(logits, targets, None)
+        del output, logits
+        if self.sites is not None:  # under way before anything is waited for
             results |= self._sampled(batch, number)
+        results |= {name: tensor.cpu() for name, tensor in found.items()}
+        require_numbers(results["det_target"], f"batch {number}")
         return results
 
     def identity(self, batch: Batch, number: int) -> Results:
@@ -109,8 +112,9 @@ class Worker:
         return {f"det_{name}": tensor for name, tensor in concatenate(parts, -1).items()}
 
     def _sampled(self, batch: Batch, number: int) -> Results:
+        """The sampled results, on the CPU; without kernels if these cannot give them."""
         try:
-            return self._shrinking(batch, number)
+            return self._held(batch, number)
         except TooLow:
             self.fused = False
         except Exception as error:
@@ -118,7 +122,16 @@ class Worker:
                 raise
             kernels.reason_to_fall_back(error, "the evaluation of samples")
             self._give_up_kernels()
-        return self._shrinking(batch, number)
+        return self._held(batch, number)
+
+    def _held(self, batch: Batch, number: int) -> Results:
+        """The sampled results, on the CPU, if sums could hold them."""
+        found = self._shrinking(batch, number)
+        if "mc_held" in found:  # the kernels' sums
+            from afterdrop.evaluate.fused_mean import require_held
+
+            require_held(found.pop("mc_held"))
+        return {name: tensor.cpu() for name, tensor in found.items()}
 
     def _give_up_kernels(self) -> None:
         """Draws and sums plainly from here on; results of batches before are as good."""
@@ -127,7 +140,7 @@ class Worker:
             self.control.draw = keep_mask
 
     def _shrinking(self, batch: Batch, number: int) -> Results:
-        """The sampled results, in chunks that get smaller when memory runs out."""
+        """The sampled results on their device, in chunks that get smaller if memory runs out."""
         assert self.sites is not None
         while True:
             multipliers = len(self.protocol.grid.stochastic)
@@ -168,9 +181,10 @@ class Worker:
         """Multipliers that run together, over all samples, for a chunk of examples."""
         assert self.control is not None
         plan = self.protocol.plan
-        part = batch.targets[examples.start : examples.stop]
+        part = batch.host[examples.start : examples.stop]
         counts = self.reader.counts(part)
-        sums = self.accumulators(part.flatten()[counts], counts, len(multipliers))
+        targets = upload(part.flatten()[counts], batch.targets.device)
+        sums = self.accumulators(targets, counts, len(multipliers))
         scale = multipliers[0] if len(multipliers) == 1 else 1.0
         with self.control.prepared(scale):
             for block in sample_ranges(plan, step):
@@ -186,7 +200,7 @@ class Worker:
                     accumulator.end_block()
         out: Results = {}
         for accumulator in sums:
-            out.update({f"mc_{n}": tensor.cpu() for n, tensor in accumulator.results().items()})
+            out.update({f"mc_{n}": tensor for n, tensor in accumulator.results().items()})
         return out
 
     def _log_probs(self, logits: Tensor, number: int) -> Tensor:
@@ -198,7 +212,13 @@ class Worker:
         return lp.transpose(0, 1)
 
     def accumulators(self, targets: Tensor, counts: Tensor, groups: int) -> list[Accumulator]:
-        """Where a chunk's predictions go: logits if `fused`, else log-probabilities."""
+        """Where a chunk's predictions go: logits if `fused`, else log-probabilities.
+
+        Args:
+            targets: [N] on the device, those that count.
+            counts: Which of all targets do, on the CPU.
+            groups: Multipliers that run together.
+        """
         if self.fused:
             from afterdrop.evaluate.fused_mean import FusedMean
 
@@ -214,7 +234,8 @@ class Worker:
     ) -> Rows:
         """The rows of one pass."""
         numbers = torch.arange(batch.first + examples.start, batch.first + examples.stop)
-        return Rows(self.protocol.plan, multipliers, samples, numbers.to(batch.targets.device))
+        numbers = upload(numbers, batch.targets.device)
+        return Rows(self.protocol.plan, multipliers, samples, numbers)
 
     def logits(self, batch: Batch, rows: Rows, examples: range) -> Tensor:
         """Logits [S, L, N, V] of a chunk of examples under the masks of `rows`."""

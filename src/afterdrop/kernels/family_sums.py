@@ -10,6 +10,7 @@ from torch import Tensor
 
 from afterdrop.kernels.family_nodes import family_nodes
 from afterdrop.kernels.sample_sums import LIFT, power_sums, row_lse
+from afterdrop.transfer import constant
 
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)  # their sums come first
 LOWEST = -150.0  # smallest log p for which lifted sums are exact
@@ -44,12 +45,12 @@ class FamilySums:
     ) -> None:
         assert 41 < len(fine) <= 44 and len(coarse) <= 12  # the kernel's groups of nodes
         self.classes, self.samples = classes, samples
-        self.alphas = torch.tensor(alphas, dtype=torch.float32, device=device)
+        self.alphas = constant(torch.tensor(alphas), device, torch.float32)
         self.drops = torch.exp2(-LIFT.value * self.alphas)
-        powers = [ALPHAS.index(alpha) for alpha in alphas]
-        self.powers = torch.tensor(powers, dtype=torch.int32, device=device)
-        self.fine = fine.to(device=device, dtype=torch.float32)
-        self.coarse = coarse.to(device=device, dtype=torch.float32)
+        powers = torch.tensor([ALPHAS.index(alpha) for alpha in alphas])
+        self.powers = constant(powers, device, torch.int32)
+        self.fine = constant(fine, device, torch.float32)
+        self.coarse = constant(coarse, device, torch.float32)
         zero = torch.zeros(1, device=device)
         self._geometric = zero.int(), zero, zero + 1
         self._sums = torch.empty(2 * _POWERS * targets * classes, device=device)

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from afterdrop.errors import SiteError
+from afterdrop.masks.keep import Keep
 from afterdrop.masks.operators import HANDLERS
-from afterdrop.masks.rows import Keep, Layout, Rows, keep_mask, row_uniforms
+from afterdrop.masks.rows import Layout, Rows, keep_mask, row_uniforms
 from afterdrop.masks.uniforms import site_key
 
 
@@ -252,8 +253,9 @@ class Control(TorchFunctionMode):
             keep = self.visit("drop_path", rate, x.new_empty(()).expand(shape), x)
             if keep is None:
                 return x
-            scaled = keep.mask.div_(1.0 - keep.rate) if _rescales(module) else keep.mask
-            return (keep.unfold(x) * scaled).reshape(x.shape)
+            if _rescales(module):
+                return keep.drop(x)
+            return (keep.unfold(x) * keep.mask).reshape(x.shape)
 
         return forward
 

@@ -48,6 +48,7 @@ class DryRun:
         self.batch = batch_size((inputs, kwargs), batch_dim)
         if self.batch == 0:
             raise SiteError("the input has no examples; give a few")
+        self._undropped: Tensor | None = None  # the output of a pass that drops nothing
         if self.batch == 1:
             self._try_two_rows()
 
@@ -88,7 +89,7 @@ class DryRun:
         control = Control(self.model, frozenset(held), self.rates)
         detector = Detector(control)
         with detector:
-            self._run(control)
+            self._undropped = self._run(control)
         hidden = [draw for draw in detector.draws if draw.op in _MASK_KERNELS]
         if hidden:
             raise SiteError(
@@ -133,7 +134,7 @@ class DryRun:
         control = self._held_control(held, before)
         detector = Detector(control)
         with detector:
-            self._run(control)
+            self._undropped = self._run(control)
         if detector.draws:
             raise SiteError(
                 f"random draws remain in eval mode: {_where(detector.draws)}. Evaluation would not "
@@ -181,9 +182,7 @@ class DryRun:
         """With every rate at 0, the model under control must be model.eval()."""
         expected = self._eval_output()
         control = Control(self.model, frozenset(held), self.rates, places=layouts)
-        for constant in (0.999, 0.001) if self.rates else (control.constant,):
-            control.constant = constant
-            output = self._run(control, multiplier=0.0)
+        for output in self._at_rate_zero(control):
             if _close(output, expected):
                 continue
             raw = sorted({str(v.place) for v in control.visits if v.raw})
@@ -194,6 +193,15 @@ class DryRun:
                 "Something else changes in training: declare its rate (rates=) or keep its "
                 "module in eval mode (noise=)"
             )
+
+    def _at_rate_zero(self, control: Control) -> Iterator[Tensor]:
+        """Outputs with every rate at 0; without declared rates, passes before gave one already."""
+        if not self.rates:
+            assert self._undropped is not None
+            yield self._undropped
+            return
+        for control.constant in (0.999, 0.001):
+            yield self._run(control, multiplier=0.0)
 
     def _take(self, copies: int = 1, rows: int | None = None) -> Any:
         stop = self.batch if rows is None else rows

@@ -20,6 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from afterdrop.masks.keep import attention_weights
+
 if TYPE_CHECKING:
     from afterdrop.masks.control import Control
 
@@ -33,12 +35,7 @@ def drop(
 ) -> Tensor:
     """Plain dropout of `x` with one mask value per element of `shape`."""
     keep = control.visit(op, rate, x.new_empty(()).expand(shape), x, place)
-    if keep is None:
-        return x
-    scaled = keep.mask.div_(1.0 - keep.rate)
-    if scaled.numel() == x.numel():
-        return scaled.mul_(keep.unfold(x)).reshape(x.shape)
-    return (keep.unfold(x) * scaled).reshape(x.shape)
+    return x if keep is None else keep.drop(x)
 
 
 def alpha_drop(
@@ -98,20 +95,22 @@ def _attention(
     if enable_gqa:
         key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
         value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)
-    scores = query @ key.transpose(-2, -1)
-    scores.mul_(1 / math.sqrt(query.size(-1)) if scale is None else scale)
-    if is_causal:
-        ahead = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-        scores.masked_fill_(ahead, float("-inf"))
+    # The scores are by far the largest tensor: whatever can be done to smaller ones is.
+    scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
+    scores = (query * scale) @ key.transpose(-2, -1)
     if attn_mask is not None:
+        seen = attn_mask if attn_mask.dtype == torch.bool else ~attn_mask.isneginf()
         if attn_mask.dtype == torch.bool:
             scores = scores.masked_fill(~attn_mask, float("-inf"))
         else:
             scores = scores + attn_mask
-    # A query that sees no key gets zeros, as from torch's own kernels, and not NaN.
-    blind = scores.isneginf().all(-1, keepdim=True)
-    weights = scores.softmax(-1).masked_fill_(blind, 0.0)
-    return drop(control, "attention", weights, dropout_p, list(weights.shape)) @ value
+    keep = control.visit("attention", dropout_p, scores, scores)
+    dropped = keep.attention if keep is not None else attention_weights
+    out = dropped(scores, is_causal) @ value
+    if attn_mask is not None:
+        # A query that sees no key gets zeros, as from torch's own kernels, and not NaN.
+        out = out.masked_fill(~seen.any(-1, keepdim=True), 0.0)
+    return out
 
 
 def _recurrent(op: str) -> Handler:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from afterdrop.errors import DataError, SiteError
+from afterdrop.masks.keep import Keep
 from afterdrop.masks.uniforms import Plan, uniforms
 
 
@@ -62,23 +63,6 @@ class Layout:
     varies: bool = False
     stream: bool = False
     scaled: bool = False
-
-
-@dataclasses.dataclass(frozen=True)
-class Keep:
-    """A mask in structured form: rows unfolded to [L, S, B], and the rate of dropping of each.
-
-    `unfold` brings the site's tensor into the same form, so that per-multiplier factors broadcast.
-    """
-
-    mask: Tensor
-    rate: Tensor | float
-    dim: int | None
-    sizes: tuple[int, ...]
-
-    def unfold(self, x: Tensor) -> Tensor:
-        """The tensor with its row dimension unfolded like the mask."""
-        return x if self.dim is None else x.unflatten(self.dim, self.sizes)
 
 
 def keep_mask(rows: Rows, key: int, layout: Layout, like: Tensor, rate: float) -> Keep:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from afterdrop.evaluate.protocol import fingerprint
+from afterdrop.evaluate.fingerprint import fingerprint
 from afterdrop.train import load_model
 from afterdrop.train.folder import RunFolder
 from afterdrop.train.saved import Which
