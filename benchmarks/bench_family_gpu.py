@@ -220,6 +220,8 @@ def main() -> None:
     parser.add_argument("--batches", type=int, default=9, help="of image, words and batch")
     parser.add_argument("--repeats", type=int, default=3, help="the best counts, but of text")
     options = parser.parse_args()
+    if options.batches < 2:
+        parser.error(f"--batches is {options.batches}; give 2 or more, to tell fixed costs apart")
     if not torch.cuda.is_available():
         print("needs a CUDA device: left out")
         return

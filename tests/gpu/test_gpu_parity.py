@@ -105,6 +105,7 @@ def test_language_model_scores_agree():
             )
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 def test_no_batch_after_the_first_waits_for_the_device(monkeypatch):
     """The first one compiles, captures a graph and copies constants. Some targets are padding."""
     from afterdrop.evaluate.fused_language import FusedLanguageWorker

@@ -61,6 +61,7 @@ def _apply(
     mask_stride,
     target_stride,
     GATHER: tl.constexpr,
+    SCATTER: tl.constexpr,
     MASK: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -68,13 +69,19 @@ def _apply(
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < width
     origin = row.to(tl.int64)
+    place = origin
     if GATHER:
         origin = tl.load(index + row)
+    if SCATTER:
+        place = tl.load(index + row)
     x = tl.load(source + origin * source_stride + column, mask=inside, other=0.0).to(tl.float32)
     if MASK:
         x *= tl.load(mask + (row % rows) * mask_stride + column, mask=inside, other=0.0)
-    at = target + row.to(tl.int64) * target_stride + column
-    tl.store(at, x.to(target.dtype.element_ty), mask=inside)
+    at = target + place * target_stride + column
+    if SCATTER:
+        tl.atomic_add(at, x, mask=inside)
+    else:
+        tl.store(at, x.to(target.dtype.element_ty), mask=inside)
 
 
 def apply_mask(
@@ -89,45 +96,7 @@ def apply_mask(
         width: Columns.
         index: [R], the table's row of each row.
     """
-    assert source.stride(-1) == target.stride(-1) == 1 and target.dim() == source.dim() == 2
-    given = source if mask is None else mask
-    _apply[(len(target), -(-width // _WIDE))](
-        source,
-        given,
-        target,
-        target if index is None else index,
-        width,
-        len(given),
-        source.stride(0),
-        given.stride(0),
-        target.stride(0),
-        GATHER=index is not None,
-        MASK=mask is not None,
-        BLOCK=_WIDE,
-    )
-
-
-@triton.jit
-def _scatter(
-    source,
-    mask,
-    target,
-    index,
-    width,
-    rows,
-    source_stride,
-    mask_stride,
-    target_stride,
-    MASK: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
-    row = tl.program_id(0)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = column < width
-    x = tl.load(source + row.to(tl.int64) * source_stride + column, mask=inside, other=0.0)
-    if MASK:
-        x *= tl.load(mask + (row % rows) * mask_stride + column, mask=inside, other=0.0)
-    tl.atomic_add(target + tl.load(index + row) * target_stride + column, x, mask=inside)
+    _multiply(len(target), source, mask, target, width, index, scatter=False)
 
 
 def scatter_masked(
@@ -142,17 +111,34 @@ def scatter_masked(
         width: Columns.
         index: [R], the table's row of each row.
     """
+    _multiply(len(source), source, mask, target, width, index, scatter=True)
+
+
+def _multiply(
+    count: int,
+    source: Tensor,
+    mask: Tensor | None,
+    target: Tensor,
+    width: int,
+    index: Tensor | None,
+    *,
+    scatter: bool,
+) -> None:
+    """Runs the kernel over so many rows; `index` is of the target's with `scatter`."""
+    assert source.stride(-1) == target.stride(-1) == 1 and target.dim() == source.dim() == 2
     given = source if mask is None else mask
-    _scatter[(len(source), -(-width // _WIDE))](
+    _apply[(count, -(-width // _WIDE))](
         source,
         given,
         target,
-        index,
+        target if index is None else index,
         width,
         len(given),
         source.stride(0),
         given.stride(0),
         target.stride(0),
+        GATHER=index is not None and not scatter,
+        SCATTER=scatter,
         MASK=mask is not None,
         BLOCK=_WIDE,
     )
