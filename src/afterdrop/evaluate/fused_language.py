@@ -162,7 +162,7 @@ class FusedLanguageWorker(LanguageWorker):
         targets = batch.targets.flatten()
         if (kept := self._kept(batch, range(batch.size))) is not None:
             y, targets = y.index_select(0, kept), targets.index_select(0, kept)
-        return self.deterministic(self._output(y), targets, None)
+        return self.deterministic(self._output(y), targets)
 
     def _windows(self, batch: Batch, windows: range) -> Results:
         """Results of some windows, and under `mc_held` the smallest log-probability."""

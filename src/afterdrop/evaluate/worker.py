@@ -84,7 +84,7 @@ class Worker:
         output = call(self.model, fresh(batch, self.reader))
         logits = self.reader.logits(output, batch.host, 1)[0]
         targets = upload(results["targets"], logits.device)
-        found = self.deterministic(logits, targets, None)
+        found = self.deterministic(logits, targets)
         del output, logits
         if self.sites is not None:  # under way before anything is waited for
             results |= self._sampled(batch, number)
@@ -100,13 +100,13 @@ class Worker:
         examples = torch.arange(batch.first, batch.first + batch.size).repeat_interleave(each)
         return {"targets": batch.host.flatten()[counts], "examples": examples[counts]}
 
-    def deterministic(self, logits: Tensor, targets: Tensor, where: str | None) -> Results:
-        """Results of logits [N, V] without dropout, on their device; `where` as `log_softmax`'s."""
+    def deterministic(self, logits: Tensor, targets: Tensor) -> Results:
+        """Results of logits [N, V] without dropout, on their device; NaN is not looked for."""
         # In slices: the copies that a distribution needs would multiply the batch's own logits.
         most = _DET_ELEMENTS.get(logits.device.type, _DET_ELEMENTS["cpu"])
         step = max(1, most // logits.shape[-1])
         parts = [
-            distribution(log_softmax(part, where), of, self.protocol.nodes)
+            distribution(log_softmax(part, None), of, self.protocol.nodes)
             for part, of in zip(logits.split(step), targets.split(step))
         ]
         return {f"det_{name}": tensor for name, tensor in concatenate(parts, -1).items()}
