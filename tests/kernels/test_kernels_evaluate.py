@@ -79,7 +79,8 @@ def evaluated(model, kind, stream, *, fused_states=False, alphas=(0, 1), resume=
 def assert_same(found, wanted, tolerance=1e-5):
     assert found.tensors.keys() == wanted.tensors.keys()
     for name, tensor in wanted.tensors.items():
-        near = tolerance * (50 if name.endswith(("partition", "half")) else 1)
+        # Halves come from every fourth rung of the ladder only, and differ a lot with two samples.
+        near = tolerance * (200 if name.endswith("half") else 50 if "partition" in name else 1)
         mine = found.tensors[name]
         assert mine.dtype == tensor.dtype and mine.shape == tensor.shape, name
         torch.testing.assert_close(mine, tensor, rtol=near, atol=near, msg=lambda m, n=name: n + m)

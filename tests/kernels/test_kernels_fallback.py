@@ -132,7 +132,7 @@ def test_a_run_that_ranks_share_has_no_kernels(folder, able):
         ({"model": {"layer_norm": True}}, "layer_norm is True"),
         ({"plan": Plan(4, scheme="iid")}, "masks are 'iid'"),
         ({"plan": Plan(8, blocks=4)}, "samples are in 4 blocks"),
-        ({"plan": Plan(1)}, "there is one sample"),
+        ({"plan": Plan(1), "grid": ad.Grid((1,), (0, 1))}, "there is one sample"),
         ({"stream": StreamSettings(carry="sampled")}, "carry is 'sampled'"),
         ({"grid": ad.Grid((0, 1), (0, 1), temper="sample")}, "temper is 'sample'"),
         (
@@ -140,6 +140,8 @@ def test_a_run_that_ranks_share_has_no_kernels(folder, able):
             "alphas (0.0, 0.1) are not all among (0.0, 0.25, 0.5, 0.75, 1.0)",
         ),
         ({"dtype": torch.float64}, "weights are torch.float64"),
+        ({"temperatures": (0.5, 20.0)}, None),
+        ({"temperatures": (0.1, 20.0)}, "temperatures=(0.1, 20.0) are too far apart"),
     ],
     ids=str,
 )
@@ -148,13 +150,14 @@ def test_evaluations_without_kernels(change, reason, able):
     model = LanguageModel(config).to(change.get("dtype", torch.float32))
     grid = change.get("grid", ad.Grid((0, 0.5, 1), (0, 1)))
     stream = change.get("stream", StreamSettings())
-    assert why_not_evaluated(model, grid, change.get("plan", Plan(4)), stream, CPU) == reason
+    settings = Settings(grid, change.get("plan", Plan(4)), temperatures=change.get("temperatures"))
+    assert why_not_evaluated(model, settings, stream, CPU) == reason
 
 
 def test_a_cpu_evaluates_plainly_even_in_the_interpreter():
     model = LanguageModel(LanguageModelConfig(9, (4,), output_dropout=0.5))
     settings, stream = Settings(ad.Grid((0, 1), (0, 1)), Plan(4)), StreamSettings()
-    assert why_not_evaluated(model, settings.grid, settings.plan, stream, CPU) is not None
+    assert why_not_evaluated(model, settings, stream, CPU) is not None
     assert _fused(model, settings, stream) == (LanguageWorker, None)
 
 

@@ -9,16 +9,18 @@ import pytest
 import torch
 
 from afterdrop.evaluate.accumulate import MeanTemper, at_targets, cross_entropies
+from afterdrop.family.ladder import EVERY, Ladder
 from afterdrop.family.power_mean import log_power_mean
-from afterdrop.family.temperature import COARSE, Nodes
+from afterdrop.family.temperature import Nodes
 from afterdrop.kernels.family_sums import ALPHAS, LOWEST, FamilySums
 
 pytestmark = kernel_device.quiet
 device = kernel_device.device
 NODES = Nodes(0.125, 8.0)
 ONE = torch.ones(1, dtype=torch.float64)
-FINE = torch.cat([NODES.inverse(), ONE, 2 * ONE])
-ROUGH = torch.cat([NODES.inverse(COARSE), ONE])
+LADDER = Ladder(NODES)
+FINE = torch.cat([LADDER.inverse, ONE, 2 * ONE])
+ROUGH = torch.cat([LADDER.inverse[::EVERY], ONE])
 
 
 def both(alphas, N, K, V, device, dtype=torch.float32, scale=3):
@@ -28,7 +30,7 @@ def both(alphas, N, K, V, device, dtype=torch.float32, scale=3):
     exact = (logits[:, :V].double() + bias.double()).log_softmax(-1)
     lp = exact.view(N, K, 1, V).permute(1, 2, 0, 3)  # [K, multipliers, N, V]
     logits[:, V:] = 1e4  # not read
-    sums = FamilySums(alphas, FINE, ROUGH, V, N, K, device)
+    sums = FamilySums(alphas, LADDER, V, N, K, device)
     found = sums.results(N)
     bias_here = bias.to(device)
     for chunk in (range(1), range(1, N)):
@@ -58,7 +60,7 @@ def test_every_result_is_that_of_the_plain_accumulator(alphas, N, K, V, scale, d
     assert torch.equal(found["class"], wanted["class"])
     assert_close(found["G"][:, -2] + peak, wanted["one"], **near)
     assert_close(found["G"][:, -1] + 2 * peak, wanted["two"], **near)
-    assert_close(found["G"][:, :-2], wanted["partition"], **nearly)
+    assert_close(LADDER.fine @ found["G"][:, :-2], wanted["partition"], **nearly)
     assert_close(found["entropy"], wanted["entropy"], **near)
     assert_close(found["spread"], wanted["spread"], **near)
     assert_close(found["mean_entropy"] / K, wanted["mean_entropy"], **near)
@@ -78,7 +80,7 @@ def test_logits_of_mean_features_are_alpha_0_of_two_samples(N, V, device):
     logits, bias = 3 * torch.randn(N, 2, -(-V // 8) * 8), torch.randn(V)
     exact = logits[..., :V].double() + bias.double()
     logits[..., V:] = 1e4  # not read
-    sums = FamilySums((0.5,), FINE, ROUGH, V, N, 2, device)
+    sums = FamilySums((0.5,), LADDER, V, N, 2, device)
     found = sums.mean_results(N)
     for part in (slice(0, 1), slice(1, N)):
         sums.means(logits[part].to(device), bias.to(device), found, part.start)
@@ -108,7 +110,7 @@ def test_float16_logits_are_read_as_they_are(device):
 def test_a_probability_that_plain_sums_cannot_hold_is_told(value, device):
     logits, bias = torch.zeros(4, 72, device=device), torch.zeros(70, device=device)
     bias[5] = value
-    sums = FamilySums((0.0, 1.0), FINE, ROUGH, 70, 2, 2, device)
+    sums = FamilySums((0.0, 1.0), LADDER, 70, 2, 2, device)
     found = sums.results(2)
     sums.add(logits, bias, torch.tensor([0, 1], device=device), found, 0)
     assert (found["lowest"] < LOWEST).all()

@@ -188,8 +188,9 @@ def test_kernels_give_every_result_of_the_plain_accumulator(monkeypatch, device)
     for name, tensor in plain.tensors.items():
         other = fused.tensors[name]
         assert (other.dtype, other.shape) == (tensor.dtype, tensor.shape), name
-        # float32 sums over 6 samples and 7 classes; halves lose a digit to a difference
-        torch.testing.assert_close(other, tensor, rtol=1e-5, atol=5e-5, msg=lambda m, n=name: n + m)
+        # float32 sums over 6 samples and 7 classes; halves have every fourth rung of the ladder
+        near = 5e-4 if name.endswith("half") else 5e-5
+        torch.testing.assert_close(other, tensor, rtol=1e-5, atol=near, msg=lambda m, n=name: n + m)
 
 
 def test_probabilities_too_low_for_plain_sums_are_summed_in_log_space(monkeypatch, device):

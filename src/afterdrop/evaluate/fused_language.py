@@ -19,6 +19,7 @@ from torch import Tensor
 
 from afterdrop import kernels
 from afterdrop.evaluate.accumulate import Results, TooLow, at_targets, require_numbers
+from afterdrop.evaluate.evaluate import Settings
 from afterdrop.evaluate.fused_features import MOST_MULTIPLIERS, SampledFeatures
 from afterdrop.evaluate.fused_mean import (
     family_results,
@@ -29,11 +30,11 @@ from afterdrop.evaluate.fused_mean import (
 from afterdrop.evaluate.language import LanguageWorker, StreamSettings
 from afterdrop.evaluate.passes import Batch
 from afterdrop.evaluate.pipeline import Pieces
-from afterdrop.family.member import Grid
+from afterdrop.family.ladder import Ladder
+from afterdrop.family.temperature import Nodes
 from afterdrop.kernels.family_sums import ALPHAS
 from afterdrop.kernels.uniform import why_not_drawn
 from afterdrop.masks.rows import split_evenly
-from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel
 from afterdrop.models.fused import Copies, DeterministicPass, why_not_fused
 from afterdrop.transfer import Parcel, Post, upload
@@ -45,9 +46,10 @@ _MEANS = 2**25  # the same of mean features, in float32: 128 MiB
 
 
 def why_not(
-    model: LanguageModel, grid: Grid, plan: Plan, stream: StreamSettings, device: torch.device
+    model: LanguageModel, settings: Settings, stream: StreamSettings, device: torch.device
 ) -> str | None:
     """Why the kernels cannot evaluate this; None if they can."""
+    grid, plan = settings.grid, settings.plan
     if reason := kernels.why_not(device) or why_not_fused(model.config) or why_not_drawn(plan):
         return reason
     if model.softmax_bias.dtype != torch.float32:
@@ -60,6 +62,8 @@ def why_not(
         return f"alphas {grid.alphas} are not all among {ALPHAS}"
     if len(grid.stochastic) > MOST_MULTIPLIERS:
         return f"there are more than {MOST_MULTIPLIERS} multipliers"
+    if settings.temperatures is not None and not Ladder.reaches(Nodes(*settings.temperatures)):
+        return f"temperatures={settings.temperatures} are too far apart"
     return "there is one sample" if plan.num_samples == 1 else None
 
 

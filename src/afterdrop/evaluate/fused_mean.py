@@ -6,15 +6,17 @@ one pass, N targets, V classes.
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor
 
 from afterdrop import kernels
 from afterdrop.evaluate.accumulate import Results, TooLow
 from afterdrop.evaluate.protocol import Protocol
+from afterdrop.family.ladder import EVERY, Ladder
 from afterdrop.family.temperature import COARSE, Nodes
 from afterdrop.kernels.family_sums import ALPHAS, LOWEST, FamilySums
-from afterdrop.transfer import constant
 
 
 def why_not(protocol: Protocol, device: torch.device) -> str | None:
@@ -25,21 +27,16 @@ def why_not(protocol: Protocol, device: torch.device) -> str | None:
         return f"temper is {protocol.grid.temper!r}"
     if not set(protocol.grid.alphas) <= set(ALPHAS):
         return f"alphas {protocol.grid.alphas} are not all among {ALPHAS}"
+    if not Ladder.reaches(protocol.nodes):
+        return f"temperatures={protocol.low, protocol.high} are too far apart"
     return None if protocol.plan.blocks == 2 else f"samples are in {protocol.plan.blocks} blocks"
-
-
-def coarse_inverse(nodes: Nodes) -> Tensor:
-    """Inverse temperatures at which halves are kept: the coarse nodes, then 1."""
-    return torch.cat([nodes.inverse(COARSE), torch.ones(1, dtype=torch.float64)])
 
 
 def family_sums(protocol: Protocol, targets: int, device: torch.device) -> FamilySums:
     """The sums of an evaluation's samples, for so many targets at a time."""
-    nodes, one = protocol.nodes, torch.ones(1, dtype=torch.float64)
     return FamilySums(
         protocol.grid.alphas,
-        torch.cat([nodes.inverse(), one, 2 * one]),
-        coarse_inverse(nodes),
+        Ladder(protocol.nodes),
         protocol.num_classes,
         targets,
         protocol.plan.num_samples,
@@ -155,22 +152,31 @@ def _by_group(sums: Results, groups: int) -> Results:
 
 def _columns(found: Results, target: Tensor, halves: Tensor, nodes: Nodes) -> Results:
     """What every alpha has, from log M of the targets [L, A, N] and of the halves [L, A, 2, N]."""
-    peak, G = found["peak"].double(), found["G"]
-    b = constant(coarse_inverse(nodes), G.device, torch.float64).view(-1, 1)
-    at = torch.cat([G[:, :, :-2:COARSE], G[:, :, -2:-1]], -2).double()
-    xe = at + b * (peak[:, 0] - target).unsqueeze(-2)
-    below = (peak[:, 1:].transpose(1, 2) - halves).unsqueeze(-2)
-    G_half = found["G_half"].transpose(1, 2).double()
+    G, peak = found["G"].double(), found["peak"].double()
+    fine, coarse, b = _weights(nodes, G.device)
+    at = torch.cat([G[:, :, :-2:EVERY], G[:, :, -2:-1]], -2)
+    gap = found["G_half"].transpose(1, 2).double() - at.unsqueeze(2)
+    # What is linear in b comes exactly, at the coarse nodes and 1.
+    below = (peak[:, 1:].transpose(1, 2) - halves) - (peak[:, 0] - target).unsqueeze(2)
+    gap = torch.cat([coarse @ gap[..., :-1, :], gap[..., -1:, :]], -2) + b * below.unsqueeze(-2)
     return {
         "target": target,
         "peak": peak[:, 0],
         "class": found["class"],
-        "partition": G[:, :, :-2],
-        "one": G[:, :, -2].double() + peak[:, 0],
-        "two": G[:, :, -1].double() + 2 * peak[:, 0],
+        "partition": (fine @ G[:, :, :-2]).float(),
+        "one": G[:, :, -2] + peak[:, 0],
+        "two": G[:, :, -1] + 2 * peak[:, 0],
         "entropy": found["entropy"].double(),
-        "half": (G_half + b * below - xe.unsqueeze(2)).float(),
+        "half": gap.float(),
     }
+
+
+@functools.lru_cache(maxsize=4)
+def _weights(nodes: Nodes, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Weights from a ladder's rungs to fine and coarse nodes, and b of coarse nodes, then 1."""
+    ladder = Ladder(nodes)
+    b = torch.cat([nodes.inverse(COARSE), torch.ones(1, dtype=torch.float64)])
+    return ladder.fine.to(device), ladder.coarse.to(device), b.unsqueeze(1).to(device)
 
 
 def _target_means(

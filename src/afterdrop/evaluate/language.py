@@ -161,7 +161,7 @@ def _fused(
         from afterdrop.evaluate.fused_language import FusedLanguageWorker, why_not
         from afterdrop.models.fused import Copies, DeterministicPass
 
-        reason = why_not(model, settings.grid, settings.plan, stream, device)
+        reason = why_not(model, settings, stream, device)
         if reason is None:
             copies = Copies(model, FusedLanguageWorker.dtype)
             copies.pack()

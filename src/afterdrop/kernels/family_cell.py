@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from afterdrop.kernels.family_masks import Mask
-from afterdrop.kernels.lstm_forward import tanh
+from afterdrop.kernels.lstm_forward import sigmoid, tanh
 
 _CELL = {"BLOCK_R": 4, "BLOCK_U": 256, "num_warps": 4}
 
@@ -46,14 +46,15 @@ def _cell(
     BLOCK_R: tl.constexpr,
     BLOCK_U: tl.constexpr,
 ):
-    units = tl.program_id(0) * BLOCK_U + tl.arange(0, BLOCK_U)[None, :]
+    columns = tl.program_id(0) * BLOCK_U + tl.arange(0, BLOCK_U)[None, :]
     within = (tl.program_id(1) * BLOCK_R + tl.arange(0, BLOCK_R))[:, None]
     m = tl.program_id(2)
-    inside = (within < group) & (units < H)
+    inside = (within < group) & (columns < H)
     row = m.to(tl.int64) * group + within
+    # Every row reads the bias again, from the nearest cache: sharing it would take barriers.
+    units = tl.broadcast_to(columns, (BLOCK_R, BLOCK_U))
     at = gates + row * 4 * H + units
     at_bias = bias + units
-    real = units < H
     at_c = c + row * H + units
     at_total = total + row * H + units
     # All loads before all arithmetic, so that they are under way together.
@@ -66,12 +67,14 @@ def _cell(
         below = tl.load(at_total, mask=inside, other=0.0)
     if STATE:
         level_s = tl.load(levels_s + within * H + units, mask=inside, other=0)
+        rate_s = tl.load(rates_s + m)
     if OVER:
         level_o = tl.load(levels_o + within * H + units, mask=inside, other=0)
-    j = tanh(j.to(tl.float32) + tl.load(at_bias, mask=real, other=0.0))
-    o = tl.sigmoid(o.to(tl.float32) + tl.load(at_bias + H, mask=real, other=0.0))
-    f = tl.sigmoid(f.to(tl.float32) + tl.load(at_bias + 2 * H, mask=real, other=0.0))
-    i = tl.sigmoid(i.to(tl.float32) + tl.load(at_bias + 3 * H, mask=real, other=0.0))
+        rate_o = tl.load(rates_o + m)
+    j = tanh(j.to(tl.float32) + tl.load(at_bias, mask=inside, other=0.0))
+    o = sigmoid(o.to(tl.float32) + tl.load(at_bias + H, mask=inside, other=0.0))
+    f = sigmoid(f.to(tl.float32) + tl.load(at_bias + 2 * H, mask=inside, other=0.0))
+    i = sigmoid(i.to(tl.float32) + tl.load(at_bias + 3 * H, mask=inside, other=0.0))
     g = i
     if CAPPED:
         g = tl.minimum(1 - f, i)
@@ -80,7 +83,7 @@ def _cell(
     h = o * tanh(c_new)
     kept = h
     if STATE:
-        kept = tl.where(m < level_s.to(tl.int32), h * (1 / (1 - tl.load(rates_s + m))), 0.0)
+        kept = tl.where(m < level_s.to(tl.int32), h * (1 / (1 - rate_s)), 0.0)
     tl.store(own + row * stride_own + units, kept.to(own.dtype.element_ty), mask=inside)
     y = h
     if SKIP:
@@ -96,7 +99,7 @@ def _cell(
         place = (window * time + t).to(tl.int64) * K + within % K
         tl.store(plain + place * H + units, y.to(plain.dtype.element_ty), mask=inside)
     if OVER:
-        read = tl.where(m < level_o.to(tl.int32), read * (1 / (1 - tl.load(rates_o + m))), 0.0)
+        read = tl.where(m < level_o.to(tl.int32), read * (1 / (1 - rate_o)), 0.0)
     tl.store(over + place * stride_over + units, read.to(over.dtype.element_ty), mask=inside)
 
 

@@ -1,13 +1,15 @@
 """From logits of mask samples to the family: what `evaluate.accumulate` needs, by the kernels.
 
-Letters: N targets, K samples in two halves, V classes, A alphas, J nodes, b = 1/T.
+Letters: N targets, K samples in two halves, V classes, A alphas, R rungs of a ladder, b = 1/T.
 """
 
 from __future__ import annotations
 
 import torch
+import triton
 from torch import Tensor
 
+from afterdrop.family.ladder import EVERY, STEPS, Ladder
 from afterdrop.kernels.family_nodes import family_nodes
 from afterdrop.kernels.sample_sums import LIFT, power_sums, row_lse
 from afterdrop.transfer import constant
@@ -16,7 +18,7 @@ ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)  # their sums come first
 LOWEST = -150.0  # smallest log p for which lifted sums are exact
 _POWERS = 6
 _LSE = {"BLOCK": 2048, "GROUP": 8, "num_warps": 4}  # of a program that has a row
-_SUMS = {"BLOCK": 512, "num_warps": 4}  # of a program that sums over samples
+_SUMS = {"BLOCK": 1024, "num_warps": 4}  # of a program that sums over samples
 _TILE, _WARPS = 128, 4  # classes and warps of a program that sums over classes
 
 
@@ -25,8 +27,7 @@ class FamilySums:
 
     Args:
         alphas: Those of the grid, all in `ALPHAS`.
-        fine: [J + 2] inverse temperatures of the nodes, then 1 and 2.
-        coarse: [Jc + 1] those of the halves, then 1.
+        ladder: The inverse temperatures at which partitions are kept.
         classes: V.
         targets: The most targets at a time.
         samples: K.
@@ -36,34 +37,36 @@ class FamilySums:
     def __init__(
         self,
         alphas: tuple[float, ...],
-        fine: Tensor,
-        coarse: Tensor,
+        ladder: Ladder,
         classes: int,
         targets: int,
         samples: int,
         device: torch.device,
     ) -> None:
-        assert 41 < len(fine) <= 44 and len(coarse) <= 12  # the kernel's groups of nodes
         self.classes, self.samples = classes, samples
         self.alphas = constant(torch.tensor(alphas), device, torch.float32)
         self.drops = torch.exp2(-LIFT.value * self.alphas)
         powers = torch.tensor([ALPHAS.index(alpha) for alpha in alphas])
         self.powers = constant(powers, device, torch.int32)
-        self.fine = constant(fine, device, torch.float32)
-        self.coarse = constant(coarse, device, torch.float32)
+        self.rungs = len(ladder.inverse)
+        assert self.rungs == 72  # what the kernel climbs
+        self.first = constant(ladder.inverse[:STEPS], device, torch.float32)
+        self.width = -(-classes // 32) * 32  # of the rows of sums, which then begin at a line
         zero = torch.zeros(1, device=device)
         self._geometric = zero.int(), zero, zero + 1
-        self._sums = torch.empty(2 * _POWERS * targets * classes, device=device)
+        self._sums = torch.empty(2 * _POWERS * targets * self.width, device=device)
         self._lse = torch.empty(targets * samples, device=device)
+        self._parts = -(-classes // _SUMS["BLOCK"])  # of the classes
+        self._highest = torch.empty(2 * len(ALPHAS) * targets * self._parts, device=device)
 
     def results(self, targets: int) -> dict[str, Tensor]:
         """Room for the results of N targets.
 
         Returns:
-            `G` [A, J + 2, N] and `G_half` [2, A, Jc + 1, N] relative to `peak` [3, A, N] (of the
-            whole and the halves), `class` and `entropy` [A, N], `spread` and `mean_entropy` [N];
-            of every sample `chosen`, its log p of the target, and `lowest`, its smallest log p,
-            both [N, K].
+            `G` [A, R + 2, N] on the rungs, at 1 and 2, and `G_half` [2, A, R / 4 + 1, N] on every
+            fourth and at 1, relative to `peak` [3, A, N] (of the whole and the halves);
+            `class` and `entropy` [A, N], `spread` and `mean_entropy` [N]; of every sample `chosen`,
+            its log p of the target, and `lowest`, its smallest log p, both [N, K].
         """
         N, K, new = targets, self.samples, self._lse.new_empty
         return self.mean_results(N, len(self.alphas)) | {
@@ -77,8 +80,8 @@ class FamilySums:
         """Room for what `results` has of each of A alphas."""
         A, N, new = alphas, targets, self._lse.new_empty
         return {
-            "G": new(A, len(self.fine), N),
-            "G_half": new(2, A, len(self.coarse), N),
+            "G": new(A, self.rungs + 2, N),
+            "G_half": new(2, A, self.rungs // EVERY + 1, N),
             "peak": new(3, A, N),
             "class": torch.empty(A, N, dtype=torch.int32, device=self._lse.device),
             "entropy": new(A, N),
@@ -140,13 +143,15 @@ class FamilySums:
             BIAS=bias is not None,
             **_LSE,
         )
-        power_sums[(L * N, -(-self.classes // _SUMS["BLOCK"]), halves)](
+        power_sums[(L * N, self._parts, halves)](
             logits,
             given,
             self._lse,
             self._sums,
+            self._highest,
             found["mean_entropy"],
             self.classes,
+            self.width,
             *strides,
             L * N,
             N,
@@ -190,9 +195,9 @@ class FamilySums:
         alphas = len(powers[0])
         family_nodes[(targets, alphas, 3)](
             sums,
+            self._highest,
             *powers,
-            self.fine,
-            self.coarse,
+            self.first,
             found["G"],
             found["G_half"],
             found["peak"],
@@ -201,15 +206,14 @@ class FamilySums:
             found["entropy" if pairs else "spread"],
             targets,
             self.classes,
+            sums.stride(1) if pairs else self.width,
             alphas,
             1 if pairs else self.samples // 2,
             first,
             found["entropy"].shape[1],
             bias,
-            sums.stride(1) if pairs else 0,
-            FINE=len(self.fine),
-            COARSE=len(self.coarse),
-            ONE=len(self.fine) - 2,
+            self._parts,
+            PARTS=triton.next_power_of_2(self._parts),
             BLOCK=1024,
             TILE=_TILE,
             PAIRS=pairs,

@@ -16,7 +16,17 @@ import triton
 import triton.language as tl
 
 _LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+_QUARTER: tl.constexpr = tl.constexpr(0.36067376022224085)  # log2 e / 4
 LIFT: tl.constexpr = tl.constexpr(96)  # a power of two that keeps p from underflow
+
+
+@triton.jit
+def _more(x, lower, peak, least, total):
+    """Moves the sums of groups of classes on by more of them, to a new peak once a group."""
+    least = tl.minimum(least, tl.min(lower, 1))
+    higher = tl.maximum(peak, tl.max(x, 1))
+    terms = tl.exp2(x * _LOG2E - (higher * _LOG2E)[:, None])
+    return higher, least, total * tl.exp2((peak - higher) * _LOG2E) + tl.sum(terms, 1)
 
 
 @triton.jit(do_not_specialize=["S", "N", "k0"])
@@ -44,23 +54,27 @@ def row_lse(
     k = tl.program_id(0) % S
     at = logits + k.to(tl.int64) * by_sample
     at += (q // N).to(tl.int64) * by_group + (q % N).to(tl.int64) * by_target
-    # A thread has whole groups of classes, whose sums it moves to a new peak once a group.
-    groups = tl.arange(0, BLOCK // GROUP)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    peak = tl.full((BLOCK // GROUP,), -1e30, tl.float32)
+    # A thread has whole groups of classes.
+    v = tl.arange(0, BLOCK // GROUP)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    peak = tl.full((BLOCK // GROUP,), -1e30, tl.float32)  # not -inf: -inf + inf would be NaN
     least = tl.full((BLOCK // GROUP,), float("inf"), tl.float32)
     total = tl.zeros((BLOCK // GROUP,), tl.float32)
-    for start in range(0, V, BLOCK):
-        v = start + groups
-        x = tl.load(at + v, mask=v < V, other=0.0).to(tl.float32)
+    for _ in range(V // BLOCK):  # without masks, so that loads are as wide as they can be
+        x = tl.load(at + v).to(tl.float32)
         if BIAS:
-            x += tl.load(bias + v, mask=v < V, other=0.0)
-        least = tl.minimum(least, tl.min(tl.where(v < V, x, float("inf")), 1))
-        x = tl.where((v < V) & (x != float("-inf")), x, -1e30)  # exp(-inf + inf) would be NaN
-        higher = tl.maximum(peak, tl.max(x, 1))
-        total = total * tl.exp(peak - higher) + tl.sum(tl.exp(x - higher[:, None]), 1)
-        peak = higher
+            x += tl.load(bias + v)
+        peak, least, total = _more(x, x, peak, least, total)
+        v += BLOCK
+    inside = v < V
+    x = tl.load(at + v, mask=inside, other=0.0).to(tl.float32)
+    if BIAS:
+        x += tl.load(bias + v, mask=inside, other=0.0)
+    none = float("inf")
+    peak, least, total = _more(
+        tl.where(inside, x, -none), tl.where(inside, x, none), peak, least, total
+    )
     whole = tl.max(peak, 0)
-    found = whole + tl.log(tl.sum(total * tl.exp(peak - whole), 0))
+    found = whole + tl.log(tl.sum(total * tl.exp2((peak - whole) * _LOG2E), 0))
     tl.store(lse + tl.program_id(0), found)
     target = tl.load(targets + q % N)
     own = tl.load(at + target).to(tl.float32)
@@ -76,8 +90,10 @@ def power_sums(
     bias,
     lse,
     sums,
+    highest,
     entropy,
     V,
+    width,  # of the rows of sums
     by_sample,
     by_group,
     by_target,
@@ -106,26 +122,29 @@ def power_sums(
     s8 = tl.zeros((BLOCK,), tl.float32)
     b = tl.zeros((BLOCK,), tl.float32)
     if BIAS:
-        b = tl.load(bias + v, mask=inside, other=0.0)
+        b = tl.load(bias + v, mask=inside, other=0.0) * _QUARTER
     information = tl.zeros((BLOCK,), tl.float32)
+    at_lse = lse + q * S + part * size
     for start in range(0, size, TOGETHER):
         for step in tl.static_range(TOGETHER):
             k = start + step
-            x = tl.load(at + k.to(tl.int64) * by_sample, mask=inside, other=0.0).to(tl.float32) + b
-            lp = tl.where(inside, x - tl.load(lse + q * S + part * size + k), -1e30)
-            e1 = tl.exp2(lp * (0.25 * _LOG2E)) * 2 ** (LIFT // 4)  # exact, unlike a larger exponent
+            x = tl.load(at + k.to(tl.int64) * by_sample, mask=inside, other=0.0).to(tl.float32)
+            quarter = x * _QUARTER + (b - tl.load(at_lse + k) * _QUARTER)  # log2 p^¼
+            e1 = tl.exp2(quarter) * 2 ** (LIFT // 4)  # exact, unlike a larger exponent
             e2 = e1 * e1
             e4 = e2 * e2
             p = e4 * (1.0 / 2**LIFT)
-            s0 += lp
+            s0 += quarter
             s1 += e1
             s2 += e2
             s3 += e1 * e2
             s4 += e4
             s8 += p * p
-            information += p * lp
-    place = sums + ((half + part) * 6 * Q + q).to(tl.int64) * V + v
-    power = Q.to(tl.int64) * V
+            information += p * quarter
+    s0 *= 1 / _QUARTER
+    information = tl.where(inside, information, 0.0) * (1 / _QUARTER)
+    place = sums + ((half + part) * 6 * Q + q).to(tl.int64) * width + v
+    power = Q.to(tl.int64) * width
     if ADD:
         s0 += tl.load(place, mask=inside, other=0.0)
         s1 += tl.load(place + power, mask=inside, other=0.0)
@@ -133,6 +152,15 @@ def power_sums(
         s3 += tl.load(place + 3 * power, mask=inside, other=0.0)
         s4 += tl.load(place + 4 * power, mask=inside, other=0.0)
         s8 += tl.load(place + 5 * power, mask=inside, other=0.0)
+    # The largest of these classes; who reads the sums begins with the largest of all.
+    parts = tl.num_programs(1)
+    largest = highest + ((half + part) * 5 * Q + q) * parts + tl.program_id(1)
+    lowest = float("-inf")
+    tl.store(largest, tl.max(tl.where(inside, s0, lowest), 0))
+    tl.store(largest + Q * parts, tl.max(tl.where(inside, s1, lowest), 0))
+    tl.store(largest + 2 * Q * parts, tl.max(tl.where(inside, s2, lowest), 0))
+    tl.store(largest + 3 * Q * parts, tl.max(tl.where(inside, s3, lowest), 0))
+    tl.store(largest + 4 * Q * parts, tl.max(tl.where(inside, s4, lowest), 0))
     tl.store(place, s0, mask=inside)
     tl.store(place + power, s1, mask=inside)
     tl.store(place + 2 * power, s2, mask=inside)

@@ -1,0 +1,61 @@
+"""Partitions at nodes of temperature from those on a ladder, in float64 against `partitions`."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from afterdrop.family.ladder import EVERY, OCTAVES, STEPS, Ladder
+from afterdrop.family.temperature import COARSE, Nodes, partitions
+
+NODES = Nodes(0.125, 8.0)
+LADDER = Ladder(NODES)
+
+
+def exact(log_means, inverse):
+    below = log_means - log_means.amax(-1, keepdim=True)
+    return (inverse.view(-1, 1, 1) * below).logsumexp(-1)
+
+
+def test_each_octave_is_the_square_of_the_last():
+    assert LADDER.inverse.shape == (OCTAVES * STEPS,)
+    torch.testing.assert_close(LADDER.inverse[STEPS:], 2 * LADDER.inverse[:-STEPS])
+    assert LADDER.inverse[0] * 2 == pytest.approx(float(NODES.inverse()[0]))
+    assert LADDER.inverse[-1] > NODES.inverse()[-1]
+
+
+@pytest.mark.parametrize("degree", range(8))
+def test_weights_are_exact_for_polynomials_in_log_b(degree):
+    """Of less than the number of their points, as far as rounding lets them."""
+    x, fine = LADDER.inverse.log() / 3, NODES.inverse().log() / 3
+    near = {"rtol": 1e-10, "atol": 1e-10}
+    torch.testing.assert_close(LADDER.fine @ x**degree, fine**degree, **near)
+    found = LADDER.coarse @ x[::EVERY] ** degree
+    torch.testing.assert_close(found, fine[::COARSE] ** degree, **near)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(2, 3000), st.floats(0.01, 12), st.integers(0, 2**31))
+def test_partitions_of_random_logits_come_within_1e_5(classes, scale, seed):
+    generator = torch.Generator().manual_seed(seed)
+    logits = scale * torch.randn(3, classes, generator=generator, dtype=torch.float64)
+    found = LADDER.fine @ exact(logits, LADDER.inverse)
+    wanted, _ = partitions(logits, NODES.inverse())
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("gap", [2.0, 5.0, 12.0])
+def test_one_class_far_above_thousands_of_equal_ones_is_the_worst_case(gap):
+    """Then Z has complex zeros close to the real line, and G is least like a polynomial."""
+    logits = torch.full((1, 10000), -gap, dtype=torch.float64)
+    logits[0, 0] = 0
+    off = LADDER.fine @ exact(logits, LADDER.inverse) - exact(logits, NODES.inverse())
+    between = torch.linspace(-2, 2.7, 200, dtype=torch.float64).exp()
+    own = NODES.weights(between) @ exact(logits, NODES.inverse())[..., 0]
+    own_error = (own - exact(logits, between)[..., 0]).abs().max()
+    assert off.abs().max() < 3e-5 and off.abs().max() < own_error / 20
+
+
+def test_nodes_too_far_apart_are_out_of_reach():
+    assert Ladder.reaches(NODES) and Ladder.reaches(Nodes(2.0, 128.0))
+    assert not Ladder.reaches(Nodes(0.1, 12.0))
