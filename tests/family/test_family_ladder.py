@@ -20,7 +20,7 @@ def exact(log_means, inverse):
 def test_each_octave_is_the_square_of_the_last():
     assert LADDER.inverse.shape == (OCTAVES * STEPS,)
     torch.testing.assert_close(LADDER.inverse[STEPS:], 2 * LADDER.inverse[:-STEPS])
-    assert LADDER.inverse[0] * 2 == pytest.approx(float(NODES.inverse()[0]))
+    assert LADDER.inverse[STEPS // 2] == pytest.approx(float(NODES.inverse()[0]))
     assert LADDER.inverse[-1] > NODES.inverse()[-1]
 
 

@@ -29,7 +29,7 @@ def both(alphas, N, K, V, device, dtype=torch.float32, scale=3):
     bias, targets = torch.randn(V), torch.randint(V, (N,))
     exact = (logits[:, :V].double() + bias.double()).log_softmax(-1)
     lp = exact.view(N, K, 1, V).permute(1, 2, 0, 3)  # [K, multipliers, N, V]
-    logits[:, V:] = 1e4  # not read
+    logits[:, V:] = 1e4  # not counted
     sums = FamilySums(alphas, LADDER, V, N, K, device)
     found = sums.results(N)
     bias_here = bias.to(device)
@@ -79,7 +79,7 @@ def test_logits_of_mean_features_are_alpha_0_of_two_samples(N, V, device):
     """In chunks of one target and the others; padding and the bias as above."""
     logits, bias = 3 * torch.randn(N, 2, -(-V // 8) * 8), torch.randn(V)
     exact = logits[..., :V].double() + bias.double()
-    logits[..., V:] = 1e4  # not read
+    logits[..., V:] = 1e4  # not counted
     sums = FamilySums((0.5,), LADDER, V, N, 2, device)
     found = sums.mean_results(N)
     for part in (slice(0, 1), slice(1, N)):

@@ -83,7 +83,8 @@ class FusedLanguageWorker(LanguageWorker):
         self.multipliers = self.protocol.grid.stochastic
         self.sampled = SampledFeatures(self.copies, self.protocol, stream)
         K = self.protocol.plan.num_samples
-        self.targets_at_once = max(1, _LOGITS // (K * len(self.copies.softmax)))
+        most = max(1, _LOGITS // (K * len(self.copies.softmax)))
+        self.targets_at_once = most // 32 * 32 or most  # so that products have whole tiles
         self.sums = family_sums(self.protocol, self.targets_at_once, self.device)
         shape = self.targets_at_once * K, len(self.copies.softmax)
         self._logits = torch.empty(shape, dtype=self.dtype, device=self.device)

@@ -20,7 +20,7 @@ from torch import Tensor
 from afterdrop.family.temperature import COARSE, Nodes
 
 STEPS = 8  # rungs an octave
-OCTAVES = 9  # one below the nodes, seven for theirs, one above
+OCTAVES = 8  # seven for the nodes, half a one below them and a little less above
 EVERY = 4  # of the rungs, for halves
 _POINTS = 14  # rungs of a polynomial
 _COARSE_POINTS = 8
@@ -31,12 +31,12 @@ class Ladder:
     """Rungs around nodes.
 
     Args:
-        nodes: The nodes, within 7½ octaves.
+        nodes: The nodes, within seven octaves.
 
     Example:
         >>> ladder = Ladder(Nodes(0.125, 8.0))
-        >>> [round(b, 4) for b in ladder.inverse[[0, 8, 71]].tolist()]
-        [0.0625, 0.125, 29.3441]
+        >>> [round(b, 4) for b in ladder.inverse[[0, 4, 63]].tolist()]
+        [0.0884, 0.125, 20.7494]
         >>> found = ladder.fine @ ladder.inverse.log().sin()  # any smooth function of log b
         >>> bool((found - ladder.nodes.inverse().log().sin()).abs().max() < 1e-9)
         True
@@ -48,13 +48,13 @@ class Ladder:
     def reaches(nodes: Nodes) -> bool:
         """Whether the rungs go as far as the nodes."""
         low, high = nodes.inverse()[[0, -1]].tolist()
-        return high <= low * 2.0 ** (OCTAVES - 1.5)
+        return high <= low * 2.0 ** (OCTAVES - 0.9)
 
     @functools.cached_property
     def inverse(self) -> Tensor:
         """The inverse temperatures of the rungs [R], ascending, float64."""
         steps = torch.arange(OCTAVES * STEPS, dtype=torch.float64) / STEPS
-        return self.nodes.inverse()[0] / 2 * torch.exp2(steps)
+        return self.nodes.inverse()[0] * torch.exp2(steps - 0.5)
 
     @functools.cached_property
     def fine(self) -> Tensor:

@@ -33,12 +33,19 @@ def _mean(at, half_stride, bias, inside, fill, scale, WHOLE: tl.constexpr, PAIRS
 
 
 @triton.jit
-def _log2(mean, alpha, inverse_alpha, drop):
+def _log2(mean, alpha, inverse_alpha, drop, FAST: tl.constexpr):
     """Log2 M of a mean power."""
     # The lift is taken off before the logarithm, which is finer there, where that is a number.
     small = mean * drop
     normal = small > 1e-30
-    log = tl.log2(tl.where(normal, small, mean)) - tl.where(normal, 0.0, LIFT * alpha)
+    x = tl.where(normal, small, mean)
+    if FAST:  # one instruction with an error of 2^-22, for a library's twenty
+        log = tl.inline_asm_elementwise(
+            "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
+        )
+    else:
+        log = tl.log2(x)
+    log -= tl.where(normal, 0.0, LIFT * alpha)
     return tl.where(alpha > 0, log * inverse_alpha, mean * _LOG2E)
 
 
@@ -63,12 +70,14 @@ def _climb(
     drop,
     reference,  # log2, at or not far above the peak
     first,  # [8] b of the first octave
-    out,  # [9 · STEPS + 1 or 2, total] at this target
+    out,  # [8 · STEPS + 1 or 2, total] at this target
     total,
     WHOLE: tl.constexpr,
     PAIRS: tl.constexpr,
     STEPS: tl.constexpr,
     TILE: tl.constexpr,
+    TOGETHER: tl.constexpr,  # tiles whose loads are under way together
+    FAST: tl.constexpr,
 ):
     """Stores G on all rungs, then at 1 and for the whole at 2.
 
@@ -78,54 +87,53 @@ def _climb(
     # Classes are the last dimension, along which threads lie: each has all rungs of a class.
     b = tl.load(first + tl.arange(0, STEPS) * (8 // STEPS))
     s0 = tl.zeros((STEPS, TILE), tl.float32)
-    s1, s2, s3, s4, s5, s6, s7, s8 = s0, s0, s0, s0, s0, s0, s0, s0
+    s1, s2, s3, s4, s5, s6, s7 = s0, s0, s0, s0, s0, s0, s0
     one = tl.zeros((TILE,), tl.float32)
     two = tl.zeros((TILE,), tl.float32)
     weighted = tl.zeros((TILE,), tl.float32)
     best = tl.full((TILE,), float("-inf"), tl.float32)
     where = tl.zeros((TILE,), tl.int32)
-    for start in range(0, V, TILE):
-        v = start + tl.arange(0, TILE)
-        mean = _mean(row + v, half_stride, bias + v, v < V, fill, scale, WHOLE, PAIRS)
-        below = _log2(mean, alpha, inverse_alpha, drop) - reference
-        p = tl.exp2(below)
-        one += p
-        if WHOLE:
-            two += p * p
-            weighted += p * tl.maximum(below, -1e4)
-            where = tl.where(mean > best, v, where)
-            best = tl.maximum(mean, best)
-        y = tl.exp2(b[:, None] * below[None, :])
-        s0 += y
-        y *= y
-        s1 += y
-        y *= y
-        s2 += y
-        y *= y
-        s3 += y
-        y *= y
-        s4 += y
-        y *= y
-        s5 += y
-        y *= y
-        s6 += y
-        y *= y
-        s7 += y
-        y *= y
-        s8 += y
+    for start in range(0, V, TILE * TOGETHER):
+        for part in tl.static_range(TOGETHER):
+            v = start + part * TILE + tl.arange(0, TILE)
+            mean = _mean(row + v, half_stride, bias + v, v < V, fill, scale, WHOLE, PAIRS)
+            below = _log2(mean, alpha, inverse_alpha, drop, FAST) - reference
+            p = tl.exp2(below)
+            one += p
+            if WHOLE:
+                two += p * p
+                weighted += p * tl.maximum(below, -1e4)
+                where = tl.where(mean > best, v, where)
+                best = tl.maximum(mean, best)
+            y = tl.exp2(b[:, None] * below[None, :])
+            s0 += y
+            y *= y
+            s1 += y
+            y *= y
+            s2 += y
+            y *= y
+            s3 += y
+            y *= y
+            s4 += y
+            y *= y
+            s5 += y
+            y *= y
+            s6 += y
+            y *= y
+            s7 += y
     peak = reference
     entropy = 0.0
     found = 0
     z = tl.sum(one, 0)
     if WHOLE:
         highest = tl.max(best, 0)
-        peak = _log2(highest, alpha, inverse_alpha, drop)
+        peak = _log2(highest, alpha, inverse_alpha, drop, FAST)
         found = tl.min(tl.where(best == highest, where, V), 0)
         entropy = (tl.log2(z) - tl.sum(weighted, 0) / z) * _LN2
         log_two = tl.log2(tl.sum(two, 0)) + 2 * (reference - peak)
-        tl.store(out + (9 * STEPS + 1) * total, log_two * _LN2)
+        tl.store(out + (8 * STEPS + 1) * total, log_two * _LN2)
     shift = reference - peak
-    tl.store(out + 9 * STEPS * total, (tl.log2(z) + shift) * _LN2)
+    tl.store(out + 8 * STEPS * total, (tl.log2(z) + shift) * _LN2)
     _store(out, s0, b, shift, 0, STEPS, total)
     _store(out, s1, b, shift, 1, STEPS, total)
     _store(out, s2, b, shift, 2, STEPS, total)
@@ -134,7 +142,6 @@ def _climb(
     _store(out, s5, b, shift, 5, STEPS, total)
     _store(out, s6, b, shift, 6, STEPS, total)
     _store(out, s7, b, shift, 7, STEPS, total)
-    _store(out, s8, b, shift, 8, STEPS, total)
     return peak, found, entropy
 
 
@@ -184,8 +191,8 @@ def family_nodes(
     alphas,
     drops,  # [A] 2^(−96 α), which undoes the lift
     first,  # [8] b of the first octave
-    G,  # [A, 74, total]
-    G_half,  # [2, A, 19, total]
+    G,  # [A, 66, total]
+    G_half,  # [2, A, 17, total]
     peaks,
     classes,
     entropies,
@@ -203,6 +210,7 @@ def family_nodes(
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
     PAIRS: tl.constexpr,
+    FAST: tl.constexpr,  # whether there are instructions, not an interpreter
 ):
     """What one alpha needs of a target: of the whole on all rungs, of a half on every fourth."""
     n = tl.program_id(0)
@@ -244,14 +252,16 @@ def family_nodes(
             alpha,
             inverse_alpha,
             drop,
-            _log2(most, alpha, inverse_alpha, drop),
+            _log2(most, alpha, inverse_alpha, drop, FAST),
             first,
-            G + (a * 74).to(tl.int64) * total + place,
+            G + (a * 66).to(tl.int64) * total + place,
             total,
             True,
             PAIRS,
             8,
             TILE,
+            2,
+            FAST,
         )
         tl.store(peaks + a * total + place, peak * _LN2)
         tl.store(classes + a * total + place, where)
@@ -274,13 +284,15 @@ def family_nodes(
             alpha,
             inverse_alpha,
             drop,
-            _log2(most, alpha, inverse_alpha, drop),
+            _log2(most, alpha, inverse_alpha, drop, FAST),
             first,
-            G_half + (((which - 1) * A + a) * 19).to(tl.int64) * total + place,
+            G_half + (((which - 1) * A + a) * 17).to(tl.int64) * total + place,
             total,
             False,
             PAIRS,
             2,
             TILE,
+            8,
+            FAST,
         )
         tl.store(peaks + (which * A + a) * total + place, peak * _LN2)

@@ -17,7 +17,7 @@ from afterdrop.transfer import constant
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)  # their sums come first
 LOWEST = -150.0  # smallest log p for which lifted sums are exact
 _POWERS = 6
-_LSE = {"BLOCK": 2048, "GROUP": 8, "num_warps": 4}  # of a program that has a row
+_LSE = {"BLOCK": 1024, "GROUP": 8, "num_warps": 4}  # of a program that has a row
 _SUMS = {"BLOCK": 1024, "num_warps": 4}  # of a program that sums over samples
 _TILE, _WARPS = 128, 4  # classes and warps of a program that sums over classes
 
@@ -49,7 +49,7 @@ class FamilySums:
         powers = torch.tensor([ALPHAS.index(alpha) for alpha in alphas])
         self.powers = constant(powers, device, torch.int32)
         self.rungs = len(ladder.inverse)
-        assert self.rungs == 72  # what the kernel climbs
+        assert self.rungs == 64  # what the kernel climbs
         self.first = constant(ladder.inverse[:STEPS], device, torch.float32)
         self.width = -(-classes // 32) * 32  # of the rows of sums, which then begin at a line
         zero = torch.zeros(1, device=device)
@@ -94,7 +94,7 @@ class FamilySums:
 
         Args:
             logits: [n · K, V₊], samples innermost and half by half, float16 or better and without
-                the bias; columns from V on are not read.
+                the bias; columns from V on do not count.
             bias: [V].
             targets: [n].
             found: From `results`.
@@ -151,6 +151,7 @@ class FamilySums:
             self._highest,
             found["mean_entropy"],
             self.classes,
+            logits.shape[-1],
             self.width,
             *strides,
             L * N,
@@ -217,5 +218,6 @@ class FamilySums:
             BLOCK=1024,
             TILE=_TILE,
             PAIRS=pairs,
+            FAST=sums.is_cuda,
             num_warps=_WARPS,
         )

@@ -17,7 +17,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from afterdrop.kernels.lstm_forward import after_the_last, tanh
+from afterdrop.kernels.lstm_forward import tanh
 
 
 @triton.jit(do_not_specialize=["tick"])
@@ -36,11 +36,8 @@ def backward_products(
     BLOCK_B: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """One split of one of the two products that reach a layer's h."""
-    if EARLY:
-        after_the_last()
     layer = tl.program_id(1) // 2
     above = tl.program_id(1) % 2
     split = tl.program_id(2)
@@ -105,11 +102,8 @@ def backward_cell(
     INTER: tl.constexpr,
     OUT: tl.constexpr,
     BLOCK: tl.constexpr,
-    EARLY: tl.constexpr,
 ):
     """Through the cell of every layer's step."""
-    if EARLY:
-        after_the_last()
     layer = tl.program_id(1)
     t = time - 1 - (tick - (LAYERS - 1 - layer))
     if (t < 0) | (t >= time):

@@ -35,16 +35,6 @@ def tanh(x):
 
 
 @triton.jit
-def after_the_last():
-    """Waits for the kernel before this one, then lets the next one take its places and wait.
-
-    Only for launches with `launch_pdl`: without it a kernel starts when the one before has ended.
-    """
-    tl.extra.cuda.gdc_wait()
-    tl.extra.cuda.gdc_launch_dependents()
-
-
-@triton.jit
 def _sums(
     x,  # [B, X] of the time step
     h,  # [B, H]
@@ -122,11 +112,8 @@ def forward_tick(
     BLOCK_B: tl.constexpr,
     BLOCK_U: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    EARLY: tl.constexpr,  # whether ticks are launched before the last one has ended
 ):
     """Advances every layer by one step."""
-    if EARLY:
-        after_the_last()
     layer = tl.program_id(1)
     t = tick - layer
     if (t < 0) | (t >= time):

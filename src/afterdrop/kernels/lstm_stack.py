@@ -154,7 +154,6 @@ class Stack:
         self.widths = [padded(shape.inputs), *[H] * (L - 1)]  # padded inputs of each layer
         self.block_rows = min(64, max(16, triton.next_power_of_2(B)))
         self.sizes = forward_sizes(H, L * -(-B // self.block_rows), *_processors(device))
-        self.early = _launches_early(device)
 
     @property
     def ticks(self) -> int:
@@ -213,7 +212,6 @@ class Stack:
                 INTER=_SHARING[self.sharing[1]],
                 BLOCK_B=self.block_rows,
                 **self.sizes,
-                **self._launch(tick > 0),
             )
 
     def backward(self, dy: Tensor, mask: Tensor | None = None) -> None:
@@ -244,7 +242,6 @@ class Stack:
                 **sizes,
                 BLOCK_B=self.block_rows,
                 **_PRODUCTS,
-                **self._launch(tick > 0),
             )
             backward_cell[cells](
                 tick,
@@ -266,13 +263,7 @@ class Stack:
                 INTER=_SHARING[self.sharing[1]],
                 OUT=out,
                 BLOCK=_BLOCK_CELL,
-                **self._launch(True),
             )
-
-    def _launch(self, follows: bool) -> dict[str, bool]:
-        """How a kernel of a tick is launched, if it follows another one."""
-        early = {"launch_pdl": True} if self.early and follows else {}
-        return {"EARLY": self.early, **early}
 
     def recurrent_gradients(self, d_w_h: Tensor) -> None:
         """Writes the gradients of U [L, 4H₊, H₊], float32; those of biases are their column H."""
@@ -302,15 +293,6 @@ def _processors(device: torch.device) -> tuple[int, int]:
         return 0, 0
     found = triton.runtime.driver.active.utils.get_device_properties(torch.cuda.current_device())
     return found["multiprocessor_count"], found["max_shared_mem"]
-
-
-def _launches_early(device: torch.device) -> bool:
-    """Whether kernels can be launched before the last one has ended, which saves a microsecond."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (9, 0):
-        return False
-    from triton.backends.nvidia.compiler import CUDAOptions
-
-    return "launch_pdl" in CUDAOptions.__dataclass_fields__
 
 
 def forward_sizes(hidden: int, blocks: int, processors: int, memory: int) -> dict[str, int]:

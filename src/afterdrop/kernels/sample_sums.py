@@ -93,7 +93,8 @@ def power_sums(
     highest,
     entropy,
     V,
-    width,  # of the rows of sums
+    readable,  # columns of the logits, V or more: a known multiple makes loads wide
+    width,  # of the rows of sums, likewise
     by_sample,
     by_group,
     by_target,
@@ -128,8 +129,8 @@ def power_sums(
     for start in range(0, size, TOGETHER):
         for step in tl.static_range(TOGETHER):
             k = start + step
-            x = tl.load(at + k.to(tl.int64) * by_sample, mask=inside, other=0.0).to(tl.float32)
-            quarter = x * _QUARTER + (b - tl.load(at_lse + k) * _QUARTER)  # log2 p^¼
+            x = tl.load(at + k.to(tl.int64) * by_sample, mask=v < readable, other=0.0)
+            quarter = x.to(tl.float32) * _QUARTER + (b - tl.load(at_lse + k) * _QUARTER)  # log2 p^¼
             e1 = tl.exp2(quarter) * 2 ** (LIFT // 4)  # exact, unlike a larger exponent
             e2 = e1 * e1
             e4 = e2 * e2
@@ -146,12 +147,12 @@ def power_sums(
     place = sums + ((half + part) * 6 * Q + q).to(tl.int64) * width + v
     power = Q.to(tl.int64) * width
     if ADD:
-        s0 += tl.load(place, mask=inside, other=0.0)
-        s1 += tl.load(place + power, mask=inside, other=0.0)
-        s2 += tl.load(place + 2 * power, mask=inside, other=0.0)
-        s3 += tl.load(place + 3 * power, mask=inside, other=0.0)
-        s4 += tl.load(place + 4 * power, mask=inside, other=0.0)
-        s8 += tl.load(place + 5 * power, mask=inside, other=0.0)
+        s0 += tl.load(place, mask=v < width, other=0.0)
+        s1 += tl.load(place + power, mask=v < width, other=0.0)
+        s2 += tl.load(place + 2 * power, mask=v < width, other=0.0)
+        s3 += tl.load(place + 3 * power, mask=v < width, other=0.0)
+        s4 += tl.load(place + 4 * power, mask=v < width, other=0.0)
+        s8 += tl.load(place + 5 * power, mask=v < width, other=0.0)
     # The largest of these classes; who reads the sums begins with the largest of all.
     parts = tl.num_programs(1)
     largest = highest + ((half + part) * 5 * Q + q) * parts + tl.program_id(1)
@@ -161,10 +162,10 @@ def power_sums(
     tl.store(largest + 2 * Q * parts, tl.max(tl.where(inside, s2, lowest), 0))
     tl.store(largest + 3 * Q * parts, tl.max(tl.where(inside, s3, lowest), 0))
     tl.store(largest + 4 * Q * parts, tl.max(tl.where(inside, s4, lowest), 0))
-    tl.store(place, s0, mask=inside)
-    tl.store(place + power, s1, mask=inside)
-    tl.store(place + 2 * power, s2, mask=inside)
-    tl.store(place + 3 * power, s3, mask=inside)
-    tl.store(place + 4 * power, s4, mask=inside)
-    tl.store(place + 5 * power, s8, mask=inside)
+    tl.store(place, s0, mask=v < width)
+    tl.store(place + power, s1, mask=v < width)
+    tl.store(place + 2 * power, s2, mask=v < width)
+    tl.store(place + 3 * power, s3, mask=v < width)
+    tl.store(place + 4 * power, s4, mask=v < width)
+    tl.store(place + 5 * power, s8, mask=v < width)
     tl.atomic_add(entropy + q, -tl.sum(information, 0))
