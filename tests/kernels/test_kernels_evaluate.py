@@ -30,6 +30,7 @@ from afterdrop.models.fused import Copies, DeterministicPass
 pytestmark = kernel_device.quiet
 device = kernel_device.device
 V = 13
+HALF_NODES = 11  # then T = 1
 
 
 class Float32Worker(FusedLanguageWorker):
@@ -79,10 +80,19 @@ def evaluated(model, kind, stream, *, fused_states=False, alphas=(0, 1), resume=
 def assert_same(found, wanted, tolerance=1e-5):
     assert found.tensors.keys() == wanted.tensors.keys()
     for name, tensor in wanted.tensors.items():
-        # Halves come from every fourth rung of the ladder only, and differ a lot with two samples.
-        near = tolerance * (200 if name.endswith("half") else 50 if "partition" in name else 1)
         mine = found.tensors[name]
         assert mine.dtype == tensor.dtype and mine.shape == tensor.shape, name
+        near = tolerance * (50 if name.endswith("partition") else 1)
+        if name.endswith("half"):
+            # They come from every fourth rung of a ladder, and differ a lot with two samples each.
+            # The last nodes lie beyond the lowest temperature.
+            near = 100 * tolerance
+            outer = slice(HALF_NODES - 3, HALF_NODES)
+            assert (mine - tensor)[..., outer, :].abs().max() < 1000 * tolerance
+            mine, tensor = (
+                torch.cat([t[..., : outer.start, :], t[..., outer.stop :, :]], -2)
+                for t in (mine, tensor)
+            )
         torch.testing.assert_close(mine, tensor, rtol=near, atol=near, msg=lambda m, n=name: n + m)
 
 

@@ -189,7 +189,7 @@ def test_kernels_give_every_result_of_the_plain_accumulator(monkeypatch, device)
         other = fused.tensors[name]
         assert (other.dtype, other.shape) == (tensor.dtype, tensor.shape), name
         # float32 sums over 6 samples and 7 classes; halves have every fourth rung of the ladder
-        near = 5e-4 if name.endswith("half") else 5e-5
+        near = 2e-3 if name.endswith("half") else 5e-5
         torch.testing.assert_close(other, tensor, rtol=1e-5, atol=near, msg=lambda m, n=name: n + m)
 
 

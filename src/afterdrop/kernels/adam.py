@@ -20,7 +20,7 @@ from torch import Tensor
 
 _BLOCK = 512  # columns of a piece
 _PIECES = 4  # of a program that sums squares
-_SETTLE = 1024
+_SETTLE = 4096
 # Kinds of copies: none, in the type of products, in float32.
 _NO_COPY: tl.constexpr = tl.constexpr(0)
 _COPY: tl.constexpr = tl.constexpr(1)

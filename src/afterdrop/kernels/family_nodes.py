@@ -260,7 +260,7 @@ def family_nodes(
             PAIRS,
             8,
             TILE,
-            2,
+            2 if FAST else 1,
             FAST,
         )
         tl.store(peaks + a * total + place, peak * _LN2)
@@ -292,7 +292,7 @@ def family_nodes(
             PAIRS,
             2,
             TILE,
-            8,
+            8 if FAST else 1,
             FAST,
         )
         tl.store(peaks + (which * A + a) * total + place, peak * _LN2)

@@ -109,32 +109,34 @@ def backward_cell(
     if (t < 0) | (t >= time):
         return
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    real = place < B * H
+    count = B * H
+    real = place < count
     row = place // H
     unit = place % H
-    dh = tl.zeros((BLOCK,), tl.float32)
-    if SKIP or layer == LAYERS - 1:
-        dh += tl.load(dy + t * B * H + place, mask=real, other=0.0)
-        if OUT > 0:
-            step = t if OUT == 2 else 0
-            dh *= tl.load(out_mask + step * B * H + place, mask=real, other=0.0)
-    if t < time - 1:
-        own = tl.zeros((BLOCK,), tl.float32)
-        for split in tl.static_range(SPLITS):
-            own += tl.load(parts + (split * LAYERS + layer) * B * H + place, mask=real, other=0.0)
-        if STATE > 0:
-            step = (layer * time + t + 1) if STATE == 2 else layer
-            own *= tl.load(state_mask + step * B * H + place, mask=real, other=0.0)
-        dh += own
-    if layer < LAYERS - 1:
-        over = tl.zeros((BLOCK,), tl.float32)
-        for split in tl.static_range(SPLITS):
-            at = ((SPLITS + split) * LAYERS + layer) * B * H
-            over += tl.load(parts + at + place, mask=real, other=0.0)
-        if INTER > 0:
-            step = (layer * time + t) if INTER == 2 else layer
-            over *= tl.load(inter_mask + step * B * H + place, mask=real, other=0.0)
-        dh += over
+    # No branches: all loads are under way together, of what is not there none.
+    from_out = real
+    if not SKIP:
+        from_out = place < tl.where(layer == LAYERS - 1, count, 0)
+    from_own = place < tl.where(t < time - 1, count, 0)
+    from_over = place < tl.where(layer < LAYERS - 1, count, 0)
+    dh = tl.load(dy + t * count + place, mask=from_out, other=0.0)
+    if OUT > 0:
+        step = t if OUT == 2 else 0
+        dh *= tl.load(out_mask + step * count + place, mask=from_out, other=0.0)
+    own = tl.zeros((BLOCK,), tl.float32)
+    over = tl.zeros((BLOCK,), tl.float32)
+    for split in tl.static_range(SPLITS):
+        at = (split * LAYERS + layer) * count
+        own += tl.load(parts + at + place, mask=from_own, other=0.0)
+        at += SPLITS * LAYERS * count
+        over += tl.load(parts + at + place, mask=from_over, other=0.0)
+    if STATE > 0:
+        step = (layer * time + t + 1) if STATE == 2 else layer
+        own *= tl.load(state_mask + step * count + place, mask=from_own, other=0.0)
+    if INTER > 0:
+        step = (layer * time + t) if INTER == 2 else layer
+        over *= tl.load(inter_mask + step * count + place, mask=from_over, other=0.0)
+    dh += own + over
     at_gates = (layer * time + t) * B * 4 * H + row * 4 * H + unit
     j = tl.load(gates + at_gates, mask=real, other=0.0).to(tl.float32)
     o = tl.load(gates + at_gates + H, mask=real, other=0.0).to(tl.float32)

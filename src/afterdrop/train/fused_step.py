@@ -153,9 +153,12 @@ class FusedStep:
     def run(self) -> None:
         """One step on `tokens`."""
         stack, beside = self.stack, self._beside
-        self._draw_masks()
+        with beside.work():
+            self._draw_masks(late=True)
+        self._draw_masks(late=False)
         self._enter()
         stack.forward()
+        beside.join()
         self._softmax()
         with beside.work():
             self._table_gradients()
@@ -173,15 +176,17 @@ class FusedStep:
         self.adam.step()
         self.counter += 1
 
-    def _draw_masks(self) -> None:
-        wanted = [(self.masks[name], self.rates[name]) for name in self.masks]
+    def _draw_masks(self, late: bool) -> None:
+        """Draws the masks that only the stack's output needs, or all others."""
+        wanted = [(self.masks[name], self.rates[name], name != "input") for name in self.masks]
         for mask, sharing, name in zip(self.stack.masks, self.stack.sharing, _IN_STACK):
             if sharing != "none":
-                wanted.append((mask, self.rates[name]))
+                wanted.append((mask, self.rates[name], False))
         if self.config.objective.state_reset:
-            wanted.append((self.kept, self.config.objective.state_reset))
-        for site, (mask, rate) in enumerate(wanted):
-            draw_mask(mask, self.counter, self.config.seed, site, rate)
+            wanted.append((self.kept, self.config.objective.state_reset, False))
+        for site, (mask, rate, is_late) in enumerate(wanted):
+            if is_late == late:
+                draw_mask(mask, self.counter, self.config.seed, site, rate)
 
     def _mask(self, name: str) -> Tensor | None:
         """A site's mask with a row for each of B, or for each place; None if nothing drops."""
