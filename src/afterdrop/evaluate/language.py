@@ -165,7 +165,8 @@ def _fused(
         if reason is None:
             copies = Copies(model, FusedLanguageWorker.dtype)
             copies.pack()
-            return FusedLanguageWorker, DeterministicPass(copies, stream.stripes, stream.time)
+            passes = DeterministicPass(copies, stream.stripes, stream.time, beside=True)
+            return FusedLanguageWorker, passes
     if device.type == "cuda" and settings.progress and settings.ranks.first:
         tqdm.write(f"Evaluating without kernels, which is slower: {reason}.")
     return LanguageWorker, None
