@@ -1,7 +1,7 @@
 """Family evaluation on a GPU: a language model with the kernels, and any other model.
 
     python benchmarks/bench_family_gpu.py [text] [image] [words] [batch]
-        [--recipe ptb-24m-retuned] [--tokens 73760] [--batches 9]
+        [--recipe ptb-24m-retuned] [--tokens 73760] [--batches 3]
 
 `text` evaluates a recipe's model with fresh weights (time does not depend on them) on random
 tokens: 5 alphas x 11 multipliers x all temperatures, deterministic carry, one stripe. It is
@@ -217,7 +217,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=73_760)
     parser.add_argument("--types", type=int, default=10_000)
     parser.add_argument("--num-samples", type=int, default=100)
-    parser.add_argument("--batches", type=int, default=9, help="of image, words and batch")
+    parser.add_argument("--batches", type=int, default=3, help="of image, words and batch")
     parser.add_argument("--repeats", type=int, default=3, help="the best counts, but of text")
     options = parser.parse_args()
     if options.batches < 2:

@@ -57,7 +57,10 @@ def test_every_result_is_that_of_the_plain_accumulator(alphas, N, K, V, scale, d
     assert_close = torch.testing.assert_close
     peak = found["peak"][0]
     assert_close(peak, wanted["peak"], **near)
-    assert torch.equal(found["class"], wanted["class"])
+    # Where samples are each sure of another class, two can have the same mean but for rounding.
+    own = torch.stack([log_power_mean(lp, alpha)[0] for alpha in alphas])
+    best = own.gather(-1, found["class"].long().unsqueeze(-1)).squeeze(-1)
+    assert_close(best, wanted["peak"], **near)
     assert_close(found["G"][:, -2] + peak, wanted["one"], **near)
     assert_close(found["G"][:, -1] + 2 * peak, wanted["two"], **near)
     assert_close(LADDER.fine @ found["G"][:, :-2], wanted["partition"], **nearly)

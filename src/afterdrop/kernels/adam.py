@@ -18,8 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_BLOCK = 512  # columns of a piece
-_PIECES = 4  # of a program that sums squares
+_BLOCK = 1024  # columns of a piece
+_PIECES = 2  # of a program that sums squares
 _SETTLE = 4096
 # Kinds of copies: none, in the type of products, in float32.
 _NO_COPY: tl.constexpr = tl.constexpr(0)

@@ -29,7 +29,7 @@ _SMALL = {"BLOCK_U": 16, "BLOCK_K": 64, "num_warps": 4, "num_stages": 4}
 _LONG = {"BLOCK_U": 16, "BLOCK_K": 128, "num_warps": 4, "num_stages": 4}
 _WIDE = {"BLOCK_U": 32, "BLOCK_K": 128, "num_warps": 8, "num_stages": 4}
 # Beside larger kernels: several programs share a processor and so hold up fewer of theirs.
-_BESIDE = {"BLOCK_U": 16, "BLOCK_K": 64, "num_warps": 4, "num_stages": 3}
+_BESIDE = {"BLOCK_U": 32, "BLOCK_K": 64, "num_warps": 4, "num_stages": 3}
 _WIDE_BYTES = 200 * 2**10  # of a processor's memory that the widest takes
 _PRODUCTS = {"BLOCK_N": 64, "BLOCK_K": 64, "num_warps": 4, "num_stages": 4}
 _BLOCK_CELL = 512
