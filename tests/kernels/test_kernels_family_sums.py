@@ -77,6 +77,25 @@ def test_every_result_is_that_of_the_plain_accumulator(alphas, N, K, V, scale, d
             assert_close(xe, cross_entropies(means, targets, ROUGH), **nearly)
 
 
+def test_halves_that_are_sure_of_different_classes_hold_at_low_temperatures(device):
+    """Their largest sums say little about that of the whole, whose last rungs would underflow."""
+    logits = 0.01 * torch.randn(2 * 2, 72)
+    logits[::2, 3] += 9
+    logits[1::2, 5] += 9
+    nodes, alphas = Nodes(1 / 64, 1.0), (0.25, 0.5, 1.0)
+    ladder, bias = Ladder(nodes), torch.zeros(70)
+    sums = FamilySums(alphas, ladder, 70, 2, 2, device)
+    found = sums.results(2)
+    sums.add(logits.to(device), bias.to(device), torch.tensor([3, 4]).to(device), found, 0)
+    lp = logits[:, :70].double().log_softmax(-1).view(2, 2, 1, 70).permute(1, 2, 0, 3)
+    for a, alpha in enumerate(alphas):
+        below = log_power_mean(lp, alpha)[0]
+        below -= below.amax(-1, keepdim=True)
+        wanted = (ladder.inverse.view(-1, 1, 1) * below).logsumexp(-1)
+        G = found["G"][a, :-2].double().cpu()
+        torch.testing.assert_close(G, wanted, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize(("N", "V"), [(3, 70), (2, 2053)])
 def test_logits_of_mean_features_are_alpha_0_of_two_samples(N, V, device):
     """In chunks of one target and the others; padding and the bias as above."""

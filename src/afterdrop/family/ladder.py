@@ -3,8 +3,8 @@
     exp(2 b δ) = exp(b δ)²         rungs b = b₀ 2^(i/8), of which only the lowest octave needs exp
 
 The nodes of temperature (`Nodes`) lie between the rungs. G is smooth in log b, so a polynomial
-through the nearest rungs gives it there: on log-probabilities of language models within 3e-6, on
-the worst made-up ones (one class and thousands of equal ones) within 2e-5, a hundredth of what the
+through the nearest rungs gives it there: on log-probabilities of a language model within 1e-5, on
+the worst made-up ones (one class and thousands of equal ones) within 3e-5, a hundredth of what the
 nodes themselves leave between them. Differences of halves are a hundred times smaller and have
 every fourth rung only.
 

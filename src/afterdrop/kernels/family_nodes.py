@@ -68,7 +68,7 @@ def _climb(
     alpha,
     inverse_alpha,
     drop,
-    reference,  # log2, at or not far above the peak
+    reference,  # log2, at the peak or a little above it
     first,  # [8] b of the first octave
     out,  # [8 · STEPS + 1 or 2, total] at this target
     total,
@@ -235,8 +235,11 @@ def family_nodes(
     place = first_target + n
     if which == 0:
         # Both halves' largest sums together are at most twice the largest of the whole, unless
-        # logarithms are summed.
-        if PAIRS or power == 0:
+        # logarithms are summed. That is 1/α too high in log2, which the last rung must stand.
+        last = tl.load(first + 7) * 128
+        if PAIRS:  # noqa: SIM114 (known when it is compiled)
+            most = _highest_mean(row, half_stride, bias, V, fill, scale, BLOCK, True, PAIRS)
+        elif (power == 0) | (last * inverse_alpha > 100):
             most = _highest_mean(row, half_stride, bias, V, fill, scale, BLOCK, True, PAIRS)
         else:
             known += 5 * N * parts
