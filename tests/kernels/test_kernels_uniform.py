@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from afterdrop.kernels.family_masks import drop, mask_levels
-from afterdrop.kernels.uniform import draws, why_not_drawn, words
+from afterdrop.kernels.uniform import cuts, draws, why_not_drawn, words
 from afterdrop.masks.uniforms import Plan, site_key, uniforms, unit_words
 
 pytestmark = kernel_device.quiet
@@ -19,7 +19,7 @@ def dropped(plan, places, hashes, device):
     windows, units = len(places), len(hashes)
     rows = len(RATES) * windows * plan.num_samples
     found = torch.full((rows, units + 3), -1.0, device=device)
-    site = places, hashes, torch.tensor(RATES, device=device)
+    site = places, hashes, cuts(torch.tensor(RATES), plan.num_samples // 2).to(device)
     room = torch.zeros(windows * plan.num_samples, units, dtype=torch.uint8, device=device)
     mask = mask_levels(site, draws(plan, device), units, room), site[2]
     drop(torch.ones(rows, units, device=device), found, mask, plan.num_samples, len(RATES), units)
@@ -33,7 +33,7 @@ def expected(u):
     return torch.stack(kept).transpose(1, 2)
 
 
-@pytest.mark.parametrize("samples", [2, 6, 100])
+@pytest.mark.parametrize("samples", [2, 6, 100, 520])
 @pytest.mark.parametrize("seed", [0, -3])
 def test_masks_are_equal_to_the_bit(samples, seed, device):
     plan, key, units = Plan(samples, seed), site_key(seed, "site", 0, 0), 70
@@ -47,7 +47,7 @@ def test_masks_are_equal_to_the_bit(samples, seed, device):
 def test_levels_count_the_rates_at_which_a_unit_is_kept(device):
     plan, key, units = Plan(6, 3), site_key(3, "site", 0, 0), 70
     places, hashes = words(unit_words(key, EXAMPLES).to(device), None, units)
-    site = places[0], hashes, torch.tensor(RATES, device=device)
+    site = places[0], hashes, cuts(torch.tensor(RATES), 3).to(device)
     room = torch.full((len(EXAMPLES) * 6 + 2, units), 99, dtype=torch.uint8, device=device)
     levels = mask_levels(site, draws(plan, device), units, room)
     u = uniforms(plan, key, range(6), EXAMPLES, (units,)).transpose(0, 1).flatten(0, 1)

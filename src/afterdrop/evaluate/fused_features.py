@@ -19,7 +19,7 @@ from afterdrop.evaluate.language import StreamSettings
 from afterdrop.evaluate.protocol import Protocol
 from afterdrop.kernels.family_cell import cell
 from afterdrop.kernels.family_masks import Mask, Site, drop, mask_levels
-from afterdrop.kernels.uniform import draws, words
+from afterdrop.kernels.uniform import cuts, draws, words
 from afterdrop.masks.uniforms import site_key, unit_words
 from afterdrop.models.fused import Copies
 from afterdrop.transfer import upload
@@ -48,8 +48,9 @@ class SampledFeatures:
         ]
         self._buffers: dict[str, Tensor] = {}
         self._drops = {name: module for name, module in self._modules() if module.rate > 0}
-        self._rates = {
-            name: torch.tensor([m * module.rate for m in self.multipliers], device=self.device)
+        multipliers = torch.tensor(self.multipliers, dtype=torch.float64)
+        self._cuts = {
+            name: cuts((multipliers * module.rate).float(), self.draws.size).to(self.device)
             for name, module in self._drops.items()
         }
         keys = [site_key(self.plan.seed, name, 0, 0) for name in self._drops]
@@ -97,7 +98,7 @@ class SampledFeatures:
         inside = name.endswith("state_dropout")  # its mask has no time dimension if shared
         steps = time if not shared else None if inside else 1
         places, hashes = words(examples[name], steps, units)
-        return places.flatten(), hashes, self._rates[name]
+        return places.flatten(), hashes, self._cuts[name]
 
     def _masks(
         self, name: str, examples: dict[str, Tensor], time: int, units: int

@@ -2,7 +2,7 @@
 
 Letters: M multipliers, S samples, P examples, U units of an example (all its coordinates). A tensor
 is seen as [A, M · S · P, B, C] with A · B · C = U: what lies around the rows, with the strides that
-it has. The arguments from `examples` on are those of `uniforms`.
+it has. The arguments from `examples` on are those of `_strata`.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from afterdrop.kernels.uniform import mix, uniform
+from afterdrop.kernels.uniform import first_kept, mix, strata
 
 
 @triton.jit
-def _uniforms(
-    p, units, k, U, examples, site, hashes, table, key, columns, size, inverse, below, first
+def _strata(
+    p, units, k, U, examples, site, hashes, table, key, bases, width, size, inverse, below, k0
 ):
-    """Uniforms [samples, units] of an example."""
+    """The strata of an example's units in each sample, and the units' offsets."""
     place = mix(mix(tl.load(examples + p)) + site)
     words = tl.load(hashes + units, mask=units < U, other=0)
-    return uniform(place, words, tl.load(key), table, columns, size, inverse, below, first + k)
+    return strata(place, words, tl.load(key), table, bases, width, size, inverse, below, k0 + k)
 
 
-@triton.jit(do_not_specialize=["site", "first", "S", "P", "M"])
+@triton.jit(do_not_specialize=["site", "S", "P", "M"])
 def keep(
     mask,  # [M, S, P, U]
-    rates,
+    cuts,
     S,
     P,
     M,
@@ -36,11 +36,12 @@ def keep(
     hashes,
     table,
     key,
-    columns,
+    bases,
+    width,
     size,
     inverse,
     below,
-    first,
+    k0,
     BLOCK_K: tl.constexpr,
     BLOCK_U: tl.constexpr,
 ):
@@ -50,20 +51,34 @@ def keep(
     units = tl.program_id(0) % blocks * BLOCK_U + tl.arange(0, BLOCK_U)
     k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
     inside = (k[:, None] < S) & (units[None, :] < U)
-    u = _uniforms(
-        p, units, k, U, examples, site, hashes, table, key, columns, size, inverse, below, first
+    stratum, offset = _strata(
+        p,
+        units,
+        k,
+        U,
+        examples,
+        site,
+        hashes,
+        table,
+        key,
+        bases,
+        width,
+        size,
+        inverse,
+        below,
+        k0,
     )
     for m in range(M):
         at = mask + ((m * S + k).to(tl.int64) * P + p)[:, None] * U + units[None, :]
-        kept = tl.where(u >= tl.load(rates + m), 1.0, 0.0)
+        kept = tl.where(stratum >= first_kept(offset, cuts, m, M)[None, :], 1.0, 0.0)
         tl.store(at, kept.to(mask.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["site", "first", "S", "P", "M"])
+@triton.jit(do_not_specialize=["site", "S", "P", "M"])
 def drop(
     x,
     out,
-    rates,
+    cuts,
     factors,  # of what is kept, in the dtype of the products
     B,
     C,
@@ -84,11 +99,12 @@ def drop(
     hashes,
     table,
     key,
-    columns,
+    bases,
+    width,
     size,
     inverse,
     below,
-    first,
+    k0,
     SPLIT: tl.constexpr,  # whether the units of a row lie in more than one run
     BLOCK_K: tl.constexpr,
     BLOCK_U: tl.constexpr,
@@ -99,8 +115,22 @@ def drop(
     units = tl.program_id(0) % blocks * BLOCK_U + tl.arange(0, BLOCK_U)
     k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
     inside = (k[:, None] < S) & (units[None, :] < U)
-    u = _uniforms(
-        p, units, k, U, examples, site, hashes, table, key, columns, size, inverse, below, first
+    stratum, offset = _strata(
+        p,
+        units,
+        k,
+        U,
+        examples,
+        site,
+        hashes,
+        table,
+        key,
+        bases,
+        width,
+        size,
+        inverse,
+        below,
+        k0,
     )
     if SPLIT:
         a = (units // C // B).to(tl.int64)
@@ -116,14 +146,15 @@ def drop(
         value = tl.load(x_at[None, :] + row * x_row, mask=inside, other=0.0)
         factor = tl.load(factors + m)
         # Times 0 rather than 0: what is infinite or NaN stays so, as in the plain form.
-        dropped = value.to(factor.dtype) * tl.where(u >= tl.load(rates + m), factor, 0.0)
+        kept = stratum >= first_kept(offset, cuts, m, M)[None, :]
+        dropped = value.to(factor.dtype) * tl.where(kept, factor, 0.0)
         tl.store(out_at[None, :] + row * out_row, dropped.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["site", "first", "S", "P", "M"])
+@triton.jit(do_not_specialize=["site", "S", "P", "M"])
 def attend(
     scores,  # [M · S · P, U]: the weights take their place
-    rates,
+    cuts,
     factors,
     queries,
     C,  # keys
@@ -136,11 +167,12 @@ def attend(
     hashes,
     table,
     key,
-    columns,
+    bases,
+    width,
     size,
     inverse,
     below,
-    first,
+    k0,
     CAUSAL: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_U: tl.constexpr,
@@ -153,8 +185,22 @@ def attend(
     units = line * C + c
     k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
     inside = (k[:, None] < S) & (c[None, :] < C)
-    u = _uniforms(
-        p, units, k, U, examples, site, hashes, table, key, columns, size, inverse, below, first
+    stratum, offset = _strata(
+        p,
+        units,
+        k,
+        U,
+        examples,
+        site,
+        hashes,
+        table,
+        key,
+        bases,
+        width,
+        size,
+        inverse,
+        below,
+        k0,
     )
     seen = c < C
     if CAUSAL:
@@ -166,5 +212,6 @@ def attend(
         x = tl.where(seen[None, :], x, float("-inf"))
         e = tl.exp(x - tl.max(x, 1)[:, None])
         weights = e / tl.sum(e, 1)[:, None]
-        dropped = weights * tl.where(u >= tl.load(rates + m), factor, 0.0)
+        kept = stratum >= first_kept(offset, cuts, m, M)[None, :]
+        dropped = weights * tl.where(kept, factor, 0.0)
         tl.store(at, dropped.to(scores.dtype.element_ty), mask=inside)

@@ -5,7 +5,8 @@ unit is dropped when u < multiplier · rate: so a mask for all multipliers is a 
 multipliers at which the unit is kept, and rows of the m-th (ascending) keep it if m < level.
 
 Letters: M multipliers, P places (windows, or time steps × windows), K samples, H units (padded); a
-site has the words of its places and units (`uniform.words`) and the rate of each multiplier.
+site has the words of its places and units (`uniform.words`) and what the rates of the multipliers
+divide (`uniform.cuts`).
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from afterdrop.kernels.uniform import Draws, uniform
+from afterdrop.kernels.uniform import Draws, first_kept, strata
 
 _LEVELS = {"BLOCK_K": 32, "BLOCK_U": 64}
 _DROP = {"BLOCK_R": 8, "BLOCK_U": 128}
-Site = tuple[Tensor, Tensor, Tensor]  # words of places [P], of units [H], rates [M]
-Mask = tuple[Tensor, Tensor]  # levels [P · K, H] and the rates [M]
+Site = tuple[Tensor, Tensor, Tensor]  # words of places [P], of units [H], `cuts` [3, M]
+Mask = tuple[Tensor, Tensor]  # levels [P · K, H] and the cuts, of which the rates come first
 
 
 @triton.jit
@@ -27,10 +28,11 @@ def _levels(
     levels,  # [P, K, H] uint8
     places,
     hashes,
-    rates,
+    cuts,
     tables,
     keys,
-    columns,
+    bases,
+    width,
     size,
     inverse,
     below,
@@ -46,12 +48,13 @@ def _levels(
     block = tl.program_id(2) // parts
     local = (tl.program_id(2) % parts) * BLOCK_K + tl.arange(0, BLOCK_K)
     inside = (local[:, None] < size) & (units[None, :] < H)
-    u = uniform(
+    stratum, offset = strata(
         tl.load(places + p),
         tl.load(hashes + units, mask=units < H, other=0),
         tl.load(keys + block),
-        tables + block * columns * size,
-        columns,
+        tables + block * bases * width,
+        bases,
+        width,
         size,
         inverse,
         below,
@@ -59,7 +62,7 @@ def _levels(
     )
     level = tl.zeros((BLOCK_K, BLOCK_U), tl.int32)
     for m in range(M):
-        level += (u >= tl.load(rates + m)).to(tl.int32)
+        level += (stratum >= first_kept(offset, cuts, m, M)[None, :]).to(tl.int32)
     row = (p * K + block * size + local).to(tl.int64)[:, None]
     tl.store(levels + row * H + units[None, :], level.to(tl.uint8), mask=inside)
 
@@ -73,7 +76,7 @@ def mask_levels(site: Site, draws: Draws, units: int, out: Tensor) -> Tensor:
         units: H.
         out: [≥ P · K, H] uint8, written.
     """
-    places, hashes, rates = site
+    places, hashes, divided = site
     samples = draws.blocks * draws.size
     parts = draws.blocks * -(-draws.size // _LEVELS["BLOCK_K"])
     grid = (len(places), -(-units // _LEVELS["BLOCK_U"]), parts)  # the first may exceed 65,535
@@ -81,10 +84,12 @@ def mask_levels(site: Site, draws: Draws, units: int, out: Tensor) -> Tensor:
         out,
         places,
         hashes,
-        rates,
-        *draws.arguments,
+        divided,
+        draws.tables,
+        draws.keys,
+        *draws.numbers,
         samples,
-        len(rates),
+        divided.shape[1],
         units,
         **_LEVELS,
     )

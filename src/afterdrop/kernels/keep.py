@@ -18,7 +18,7 @@ import triton
 from torch import Tensor
 
 from afterdrop.kernels import dropout
-from afterdrop.kernels.uniform import Draws, draws, why_not_drawn
+from afterdrop.kernels.uniform import Draws, cuts, draws, why_not_drawn
 from afterdrop.masks import rows as plain
 from afterdrop.masks.keep import Keep
 from afterdrop.masks.rows import Layout, Rows
@@ -39,13 +39,13 @@ def _hashes(coords: tuple[int, ...], device: torch.device) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _numbers(
-    rates: tuple[float, ...], dtype: torch.dtype, device: torch.device
+    rates: tuple[float, ...], size: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """Rates of dropping [M], and the factors of what is kept, as a mask of a dtype has them."""
+    """What rates divide [3, M], and the factors of what is kept, as a mask of a dtype has them."""
     own = torch.tensor(rates)
     factors = torch.ones(len(rates), dtype=dtype).div_(1.0 - (own if len(own) > 1 else rates[0]))
     wide = factors.to(torch.float64 if dtype == torch.float64 else torch.float32)
-    return own.to(device), wide.to(device)
+    return cuts(own, size).to(device), wide.to(device)
 
 
 _draws = lru_cache(maxsize=16)(draws)
@@ -83,8 +83,8 @@ class _Draw:
 
     @property
     def numbers(self) -> tuple[Tensor, Tensor]:
-        """Rates and factors."""
-        return _numbers(self.rates, self.like.dtype, self.like.device)
+        """What the rates divide, first themselves, and factors."""
+        return _numbers(self.rates, self.found.size, self.like.dtype, self.like.device)
 
     def launch(
         self, kernel: triton.JITFunction, *arguments: object, line: int = 0, **options: bool
@@ -92,7 +92,6 @@ class _Draw:
         """Runs a kernel over examples, blocks of units (or lines of so many) and of samples."""
         S, P, _, U = self.sizes
         block, first = divmod(self.rows.samples.start, self.found.size)
-        _, _, *numbers = self.found.arguments
         block_u = triton.next_power_of_2(line or min(_MOST_UNITS, U))
         block_k = min(_MOST_SAMPLES, triton.next_power_of_2(S), max(1, _LONGEST_LINE // block_u))
         pieces = U // line if line else triton.cdiv(U, block_u)
@@ -104,7 +103,7 @@ class _Draw:
             _hashes(self.coords, self.like.device),
             self.found.tables[block],
             self.found.keys[block:],
-            *numbers,
+            *self.found.numbers,
             first,
             **options,
             BLOCK_K=block_k,
@@ -191,5 +190,5 @@ def keep_mask(rows: Rows, key: int, layout: Layout, like: Tensor, rate: float) -
     column = [len(rates)] + [1] * (len(coords) + 2 - at)
     three = (len(rates), len(rows.samples), len(rows.examples))
     sizes = (*flattened, *three) if at > layout.dim else (*three, *flattened)
-    each = draw.numbers[0].view(column) if len(rates) > 1 else rates[0]
+    each = draw.numbers[0][0].view(column) if len(rates) > 1 else rates[0]
     return Drawn(draw, each, layout.dim, sizes)

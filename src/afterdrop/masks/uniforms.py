@@ -205,7 +205,7 @@ def _fraction(words: Tensor) -> Tensor:
 
 def _latin(plan: Plan, block: int, size: int, local: range, units: Tensor) -> Tensor:
     words = _mix(units + block_key(plan, block))
-    table = permutations(plan.seed, block, size, units.device)[local.start : local.stop]
+    table = _table(plan.seed, block, size, units.device)[local.start : local.stop]
     column = (((words & 0xFFFFFFFF) * table.shape[1]) >> 32).int().flatten()
     offset = _fraction(words).mul_(1.0 / size).clamp_max_(_below(1.0 / size))
     strata = table.index_select(1, column).view(len(local), *units.shape)
@@ -217,16 +217,21 @@ def _below(value: float) -> float:
     return value - 2.0**-23
 
 
-@lru_cache(maxsize=16)
-def permutations(seed: int, block: int, size: int, device: torch.device) -> Tensor:
-    """[size, columns] strata / size: random permutations and all their rotations."""
+def permutations(seed: int, block: int, size: int) -> Tensor:
+    """[bases, size] random permutations of the strata; their rotations are the table's columns."""
     generator = torch.Generator().manual_seed(
         site_key(seed, "permutations", block, size) & 2**63 - 1
     )
     bases = max(1, _TABLE_COLUMNS // size)
-    base = torch.rand(bases, size, generator=generator, dtype=torch.float64).argsort(-1)
+    return torch.rand(bases, size, generator=generator, dtype=torch.float64).argsort(-1)
+
+
+@lru_cache(maxsize=16)
+def _table(seed: int, block: int, size: int, device: torch.device) -> Tensor:
+    """[size, columns] strata / size: random permutations and all their rotations."""
+    base = permutations(seed, block, size)
     rotated = (base.t().unsqueeze(-1) + torch.arange(size)) % size
-    return rotated.reshape(size, bases * size).float().div_(size).to(device)
+    return rotated.reshape(size, len(base) * size).float().div_(size).to(device)
 
 
 def _independent(plan: Plan, block: int, size: int, local: range, units: Tensor) -> Tensor:
