@@ -10,7 +10,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_BLOCK = 2048
+from afterdrop.kernels import log_sum_exp
+
+_ROWS = {"BLOCK": 2048, "GROUP": 8, "num_warps": 8}
+
+
+@triton.jit
+def _gradient(x, lse, v, target, scale):
+    """(p − 1 at the target) · scale of logits."""
+    p = tl.exp2(x * log_sum_exp.LOG2E - lse * log_sum_exp.LOG2E)
+    return (p - tl.where(v == target, 1.0, 0.0)) * scale
 
 
 @triton.jit
@@ -24,29 +33,32 @@ def _rows(
     stride,
     scale,
     BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     at = logits + row * stride
-    peak = tl.full((BLOCK,), float("-inf"), tl.float32)
-    total = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, V, BLOCK):
-        v = start + tl.arange(0, BLOCK)
-        x = tl.load(at + v, mask=v < V, other=float("-inf"))
-        x += tl.load(bias + v, mask=v < V, other=0.0)
-        higher = tl.maximum(peak, x)
-        safe = tl.where(higher == float("-inf"), 0.0, higher)
-        total = total * tl.exp(peak - safe) + tl.exp(x - safe)
-        peak = higher
-    whole = tl.max(peak, 0)
-    lse = whole + tl.log(tl.sum(total * tl.exp(peak - whole), 0))
-    target = tl.load(targets + row)
+    to = gradient + row * stride
+    dtype = gradient.dtype.element_ty
+    first = tl.arange(0, BLOCK // GROUP)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+    peak, total = log_sum_exp.begin(BLOCK // GROUP)
+    v = first
+    for _ in range(V // BLOCK):  # without masks, so that loads are as wide as they can be
+        x = tl.load(at + v) + tl.load(bias + v)
+        peak, total = log_sum_exp.more(x, peak, total)
+        v += BLOCK
+    inside = v < V
+    last = tl.load(at + v, mask=inside, other=float("-inf"))
+    last += tl.load(bias + v, mask=inside, other=0.0)
+    peak, total = log_sum_exp.more(last, peak, total)
+    lse = log_sum_exp.end(peak, total)
+    target = tl.load(targets + row).to(tl.int32)
     tl.store(loss + row, lse - tl.load(at + target) - tl.load(bias + target))
-    for start in range(0, V, BLOCK):
-        v = start + tl.arange(0, BLOCK)
-        x = tl.load(at + v, mask=v < V, other=float("-inf"))
-        x += tl.load(bias + v, mask=v < V, other=0.0)
-        d = (tl.exp(x - lse) - tl.where(v == target, 1.0, 0.0)) * scale
-        tl.store(gradient + row * stride + v, d.to(gradient.dtype.element_ty), mask=v < V)
+    tl.store(to + v, _gradient(last, lse, v, target, scale).to(dtype), mask=inside)
+    v = first
+    for _ in range(V // BLOCK):
+        x = tl.load(at + v) + tl.load(bias + v)
+        tl.store(to + v, _gradient(x, lse, v, target, scale).to(dtype))
+        v += BLOCK
 
 
 def cross_entropy(
@@ -73,6 +85,5 @@ def cross_entropy(
         len(bias),
         logits.stride(0),
         scale,
-        BLOCK=_BLOCK,
-        num_warps=8,
+        **_ROWS,
     )

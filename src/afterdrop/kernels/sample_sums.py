@@ -15,18 +15,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-_LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+from afterdrop.kernels import log_sum_exp
+
 _QUARTER: tl.constexpr = tl.constexpr(0.36067376022224085)  # log2 e / 4
 LIFT: tl.constexpr = tl.constexpr(96)  # a power of two that keeps p from underflow
-
-
-@triton.jit
-def _more(x, lower, peak, least, total):
-    """Moves the sums of groups of classes on by more of them, to a new peak once a group."""
-    least = tl.minimum(least, tl.min(lower, 1))
-    higher = tl.maximum(peak, tl.max(x, 1))
-    terms = tl.exp2(x * _LOG2E - (higher * _LOG2E)[:, None])
-    return higher, least, total * tl.exp2((peak - higher) * _LOG2E) + tl.sum(terms, 1)
 
 
 @triton.jit(do_not_specialize=["S", "N", "k0"])
@@ -56,25 +48,22 @@ def row_lse(
     at += (q // N).to(tl.int64) * by_group + (q % N).to(tl.int64) * by_target
     # A thread has whole groups of classes.
     v = tl.arange(0, BLOCK // GROUP)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
-    peak = tl.full((BLOCK // GROUP,), -1e30, tl.float32)  # not -inf: -inf + inf would be NaN
+    peak, total = log_sum_exp.begin(BLOCK // GROUP)
     least = tl.full((BLOCK // GROUP,), float("inf"), tl.float32)
-    total = tl.zeros((BLOCK // GROUP,), tl.float32)
     for _ in range(V // BLOCK):  # without masks, so that loads are as wide as they can be
         x = tl.load(at + v).to(tl.float32)
         if BIAS:
             x += tl.load(bias + v)
-        peak, least, total = _more(x, x, peak, least, total)
+        least = tl.minimum(least, tl.min(x, 1))
+        peak, total = log_sum_exp.more(x, peak, total)
         v += BLOCK
     inside = v < V
     x = tl.load(at + v, mask=inside, other=0.0).to(tl.float32)
     if BIAS:
         x += tl.load(bias + v, mask=inside, other=0.0)
-    none = float("inf")
-    peak, least, total = _more(
-        tl.where(inside, x, -none), tl.where(inside, x, none), peak, least, total
-    )
-    whole = tl.max(peak, 0)
-    found = whole + tl.log(tl.sum(total * tl.exp2((peak - whole) * _LOG2E), 0))
+    least = tl.minimum(least, tl.min(tl.where(inside, x, float("inf")), 1))
+    peak, total = log_sum_exp.more(tl.where(inside, x, float("-inf")), peak, total)
+    found = log_sum_exp.end(peak, total)
     tl.store(lse + tl.program_id(0), found)
     target = tl.load(targets + q % N)
     own = tl.load(at + target).to(tl.float32)
