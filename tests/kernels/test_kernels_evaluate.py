@@ -209,7 +209,7 @@ def test_carried_states_are_those_of_the_model(device):
                     assert all(kernel_device.relative(b, a) < near for a, b in zip(pair, ours))
 
 
-# Several batches under way
+# Several batches under way; one alpha, as the interpreter takes a while for each
 
 ONE_BY_ONE = StreamSettings(time=3, stripes=1, windows=1)  # three batches
 ORDER = ["begin 0", "begin 1", "finish 0", "begin 2", "finish 1", "finish 2"]
@@ -265,9 +265,9 @@ def no_kernel(found):
 @pytest.mark.filterwarnings("ignore:.*goes on without kernels")
 def test_what_goes_wrong_in_a_batch_leaves_the_others(change, changed, plain, device):
     model = build(device, **MODELS["projection"])
-    wanted, _ = evaluated(model, Float32Worker, ONE_BY_ONE)
+    wanted, _ = evaluated(model, Float32Worker, ONE_BY_ONE, alphas=(1,))
     kind = type("Changed", (NotedWorker,), {"change": staticmethod(change), "changed": changed})
-    found, worker = evaluated(model, kind, ONE_BY_ONE)
+    found, worker = evaluated(model, kind, ONE_BY_ONE, alphas=(1,))
     assert_same(found, wanted, kernel_device.within(device, 1e-5, 5e-3))
     expected = list(ORDER)
     for number in plain:
@@ -279,7 +279,7 @@ def test_what_goes_wrong_in_a_batch_leaves_the_others(change, changed, plain, de
 def test_an_interrupted_evaluation_goes_on_with_the_kernels(device, tmp_path, monkeypatch):
     """Two batches are recorded when the third cannot be made, although one was under way."""
     model = build(device, **MODELS["projection"])
-    wanted, _ = evaluated(model, Float32Worker, ONE_BY_ONE)
+    wanted, _ = evaluated(model, Float32Worker, ONE_BY_ONE, alphas=(1,))
     original = Windows.__iter__
 
     def ending(self):
@@ -288,9 +288,9 @@ def test_an_interrupted_evaluation_goes_on_with_the_kernels(device, tmp_path, mo
 
     monkeypatch.setattr(Windows, "__iter__", ending)
     with pytest.raises(KeyboardInterrupt):
-        evaluated(model, Float32Worker, ONE_BY_ONE, resume=tmp_path / "p")
+        evaluated(model, Float32Worker, ONE_BY_ONE, alphas=(1,), resume=tmp_path / "p")
     monkeypatch.setattr(Windows, "__iter__", original)
-    found, worker = evaluated(model, NotedWorker, ONE_BY_ONE, resume=tmp_path / "p")
+    found, worker = evaluated(model, NotedWorker, ONE_BY_ONE, alphas=(1,), resume=tmp_path / "p")
     assert worker.events == ["begin 2", "finish 2"]
     for name, tensor in wanted.tensors.items():
         assert torch.equal(found.tensors[name], tensor), name
