@@ -21,6 +21,7 @@ from torch import Tensor
 from afterdrop.errors import ScoresError
 from afterdrop.evaluate.accumulate import COLUMN
 from afterdrop.evaluate.columns import Column, MeanColumn, SampleColumn
+from afterdrop.evaluate.passages import clusters
 from afterdrop.evaluate.protocol import Protocol
 from afterdrop.evaluate.scores_file import read_scores, write_scores
 from afterdrop.evaluate.tightness import member_bounds
@@ -87,16 +88,20 @@ class Scores:
         """The members of the grid, at temperature 1, deterministic first."""
         return list(self.protocol.grid)
 
+    @property
+    def num_examples(self) -> int:
+        """How many examples the targets belong to; of a text, windows."""
+        return len(self.tensors["examples"].unique())
+
     @cached_property
     def clusters(self) -> Tensor:
-        """[N] the number of each target's example, 0, 1, ..."""
-        return self.tensors["examples"].unique(return_inverse=True)[1]
+        """[N] the number of each target's example, 0, 1, ..., or of its passage of a text."""
+        return clusters(self.tensors["examples"], dict(self.protocol.stream))
 
     def __repr__(self) -> str:
-        examples = int(self.clusters.max()) + 1
         return (
             f"Scores(split={self.split!r}, {len(self.members)} members, K={self.num_samples}, "
-            f"{self.num_targets} targets in {examples} examples)"
+            f"{self.num_targets} targets in {self.num_examples} examples)"
         )
 
     # Cross entropy and temperature

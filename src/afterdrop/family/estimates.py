@@ -1,7 +1,7 @@
 """Estimates from K mask samples: bias correction and the two errors.
 
 Legend: N targets, K samples, x_i per-target value at K, h_i,1 and h_i,2 at K/2 from independent
-halves, g examples (clusters of targets).
+halves, g clusters of targets: examples, or passages of a text.
 
 The XE of a K-sample mean is biased upwards by about c/K, which more data does not remove:
 
@@ -10,8 +10,8 @@ The XE of a K-sample mean is biased upwards by about c/K, which more data does n
     mc_error    : x's error from the masks. Halves differ by d_i = h_i,1 − h_i,2, and x has half of
                   d's standard deviation: sqrt(Σ_g (Σ_{i∈g} d_i)²)/(2N) for masks that are
                   independent between examples, |mean d|/2 where examples share masks.
-    data_error  : the error from the choice of targets, clustered by example. The spread between
-                  examples also contains independent mask noise, which is taken out of it.
+    data_error  : the error from the choice of targets, by the spread between clusters, which also
+                  contains independent mask noise, which is taken out of it.
 """
 
 import dataclasses
@@ -143,7 +143,7 @@ def estimate(values: Values, clusters: Tensor, *, shared: bool) -> Estimate:
 
     Args:
         values: Per-target values.
-        clusters: [N] number of each target's example.
+        clusters: [N] number of each target's example or passage.
         shared: Whether examples share masks.
 
     Example:

@@ -71,7 +71,6 @@ def _makers(run: Run, outcome: Outcome | None) -> list[Callable[[], Section]]:
             lambda: frequency_section(outcome, run.classes, trained=trained),
         ]
     if scores is not None:
-        groups = int(scores.clusters.max()) + 1
         makers += [
             lambda: bounds_section(scores),
             lambda: samples_section(scores, outcome.member if outcome else None),
@@ -80,7 +79,9 @@ def _makers(run: Run, outcome: Outcome | None) -> list[Callable[[], Section]]:
         makers.append(lambda: fit_section(train))
     makers.append(lambda: training_section(run))
     if scores is not None:
-        makers.append(lambda: protocol_section(scores.protocol, scores.num_targets, groups))
+        makers.append(
+            lambda: protocol_section(scores.protocol, scores.num_targets, scores.num_examples)
+        )
     return [*makers, lambda: commands_section(run)]
 
 
