@@ -136,7 +136,11 @@ def test_outputs_and_gradients_are_those_of_float64(case, device):
 
 
 @pytest.mark.parametrize("case", CASES[2:5], ids=str)
-@pytest.mark.parametrize("sizes", [lstm_stack._LONG, lstm_stack._WIDE], ids=["long", "wide"])
+@pytest.mark.parametrize(
+    "sizes",
+    [lstm_stack._LONG, lstm_stack._WIDE, lstm_stack._BESIDE],
+    ids=["long", "wide", "beside"],
+)
 def test_programs_of_other_sizes(sizes, case, device, monkeypatch):
     monkeypatch.setattr(lstm_stack, "forward_sizes", lambda *found: sizes)
     *shape, state, inter = case
@@ -166,6 +170,34 @@ def test_programs_are_as_wide_as_leaves_each_a_processor():
 )
 def test_any_small_stack_is_that_of_float64(sizes, form, sharing, device):
     check(run(StackShape(*sizes, *form), *sharing, device), device)
+
+
+@pytest.mark.parametrize("capped", [True, False])
+@pytest.mark.parametrize("gate", range(4))
+def test_a_gate_that_is_no_number_shows_in_the_output(gate, capped, device):
+    """As in the plain form: a run or an evaluation with broken weights must not look well."""
+    shape = StackShape(3, 5, 1, 2, 2, capped)
+    weights = StackWeights(shape, torch.float32, device)
+    weights.bias[0, gate, 4] = torch.nan
+    stack = Stack(shape, weights, training=False)
+    stack.c[:, -1, :, :5] = 1.0
+    stack.start()
+    stack.forward()
+    assert stack.out[..., 4].isnan().all()
+
+
+@pytest.mark.parametrize("bias", [-200.0, 200.0])
+def test_saturated_gates_are_numbers(bias, device):
+    """Whose exponentials overflow."""
+    shape = StackShape(3, 5, 1, 2, 2)
+    weights = StackWeights(shape, torch.float32, device)
+    weights.bias[0, 0, :5], weights.bias[0, 1:, :5] = bias, abs(bias)
+    weights.bias[0, 2, :5] = -abs(bias)
+    stack = Stack(shape, weights, training=False)
+    stack.start()
+    stack.forward()  # c = j = ±1, h = tanh(c)
+    wanted = torch.tensor(bias).sign().tanh().to(device).expand(2, 2, 5)
+    torch.testing.assert_close(stack.out[..., :5], wanted)
 
 
 def test_rows_that_are_not_kept_start_from_zero(device):

@@ -77,7 +77,7 @@ def _cell(
     i = sigmoid(i.to(tl.float32) + tl.load(at_bias + 3 * H, mask=inside, other=0.0))
     g = i
     if CAPPED:
-        g = tl.minimum(1 - f, i)
+        g = tl.minimum(1 - f, i, propagate_nan=tl.PropagateNan.ALL)
     c_new = f * c_old + g * j
     tl.store(at_c, c_new, mask=inside)
     h = o * tanh(c_new)

@@ -29,7 +29,8 @@ def sigmoid(x):
 @triton.jit
 def tanh(x):
     """(1 − e) / (1 + e) with e = exp(−2x), which is 0 at 0: padded units stay zero."""
-    e = tl.minimum(tl.exp2(x * (-2 * _LOG2E)), 1e30)
+    # A minimum drops NaN unless told otherwise, and a broken weight would pass for −1.
+    e = tl.minimum(tl.exp2(x * (-2 * _LOG2E)), 1e30, propagate_nan=tl.PropagateNan.ALL)
     root = tl.rsqrt(1 + e)
     return (1 - e) * root * root
 
@@ -167,7 +168,7 @@ def forward_tick(
     i = sigmoid(i + bias_i[None, :])
     g = i
     if CAPPED:
-        g = tl.minimum(1 - f, i)
+        g = tl.minimum(1 - f, i, propagate_nan=tl.PropagateNan.ALL)
     c_new = f * c_old + g * j
     h_new = o * tanh(c_new)
     tl.store(at_c + B * H, c_new, mask=real)
