@@ -1,5 +1,7 @@
 """Partitions at nodes of temperature from those on a ladder, in float64 against `partitions`."""
 
+import functools
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -54,6 +56,25 @@ def test_one_class_far_above_thousands_of_equal_ones_is_the_worst_case(gap):
     own = NODES.weights(between) @ exact(logits, NODES.inverse())[..., 0]
     own_error = (own - exact(logits, between)[..., 0]).abs().max()
     assert off.abs().max() < 3e-5 and off.abs().max() < own_error / 20
+
+
+@pytest.mark.parametrize(("samples", "noise"), [(4, 1.0), (4, 2.5), (100, 2.0)])
+def test_halves_are_as_exact_from_every_fourth_rung_as_at_the_coarse_nodes(samples, noise):
+    """At every temperature of the bracket: the coarse nodes themselves leave far more."""
+    generator = torch.Generator().manual_seed(0)
+    normal = functools.partial(torch.randn, generator=generator, dtype=torch.float64)
+    log_probs = (3 * normal(4, 1000) + noise * normal(samples, 4, 1000)).log_softmax(-1)
+    whole, half = log_probs.logsumexp(0), log_probs[::2].logsumexp(0)
+
+    def gap(inverse):
+        return exact(half, inverse) - exact(whole, inverse)
+
+    between = torch.linspace(1 / 8, 8, 200, dtype=torch.float64)
+    from_nodes, from_rungs = (
+        (NODES.weights(between, COARSE) @ values - gap(between)).norm()
+        for values in (gap(NODES.inverse(COARSE)), LADDER.coarse @ gap(LADDER.inverse[::EVERY]))
+    )
+    assert from_rungs < 1.1 * from_nodes
 
 
 def test_nodes_too_far_apart_are_out_of_reach():

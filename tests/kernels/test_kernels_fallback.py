@@ -19,7 +19,9 @@ from afterdrop.errors import DataError
 from afterdrop.evaluate.evaluate import Settings
 from afterdrop.evaluate.fused_language import FusedLanguageWorker
 from afterdrop.evaluate.fused_language import why_not as why_not_evaluated
+from afterdrop.evaluate.fused_mean import why_not as why_not_summed
 from afterdrop.evaluate.language import LanguageWorker, StreamSettings, _fused, evaluate_text
+from afterdrop.evaluate.protocol import Protocol
 from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel, LanguageModelConfig
 from afterdrop.models.fused import DeterministicPass, why_not_fused
@@ -152,6 +154,15 @@ def test_evaluations_without_kernels(change, reason, able):
     stream = change.get("stream", StreamSettings())
     settings = Settings(grid, change.get("plan", Plan(4)), temperatures=change.get("temperatures"))
     assert why_not_evaluated(model, settings, stream, CPU) == reason
+
+
+@pytest.mark.parametrize(
+    ("high", "reason"), [(8.0, None), (20.0, "temperatures=(0.125, 20.0) are too far apart")]
+)
+def test_sums_of_any_model_without_kernels(high, reason, able):
+    grid = ad.Grid((0, 1), (0, 1))
+    protocol = Protocol("valid", grid, Plan(4), 0.125, high, 9, "", batched=True, shared=False)
+    assert why_not_summed(protocol, CPU) == reason
 
 
 def test_a_cpu_evaluates_plainly_even_in_the_interpreter():

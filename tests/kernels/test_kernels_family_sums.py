@@ -4,6 +4,8 @@ Sums and logarithms are float32: within 1e-5, but partitions and differences of 
 1/T is up to 16, within 1e-4.
 """
 
+import itertools
+
 import kernel_device
 import pytest
 import torch
@@ -94,6 +96,38 @@ def test_halves_that_are_sure_of_different_classes_hold_at_low_temperatures(devi
         wanted = (ladder.inverse.view(-1, 1, 1) * below).logsumexp(-1)
         G = found["G"][a, :-2].double().cpu()
         torch.testing.assert_close(G, wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("sure", [0, 1])
+def test_one_half_may_be_sure_and_the_other_know_nothing(sure, device):
+    """The reference of the whole is the sum of both halves' largest, wherever their classes lie."""
+    V = 2053
+    logits = torch.zeros(2, V)
+    logits[sure, V - 1] = 20
+    sums = FamilySums((0.25, 1.0), LADDER, V, 1, 2, device)
+    found = sums.results(1)
+    sums.add(logits.to(device), torch.zeros(V).to(device), torch.tensor([3]).to(device), found, 0)
+    lp = logits.double().log_softmax(-1).view(2, 1, 1, V)
+    for a, alpha in enumerate((0.25, 1.0)):
+        below = log_power_mean(lp, alpha)[0]
+        below -= below.amax(-1, keepdim=True)
+        wanted = (FINE.view(-1, 1, 1) * below).logsumexp(-1)
+        torch.testing.assert_close(found["G"][a].double().cpu(), wanted, rtol=1e-4, atol=1e-4)
+
+
+def test_samples_may_come_in_parts_of_a_half(device):
+    """As where memory is short; two groups of three targets, 1030 classes in two parts."""
+    K, V, targets = 6, 1030, torch.tensor([0, 1029, 5]).to(device)
+    logits = (3 * torch.randn(K, 2, 3, V)).to(device)
+    found = []
+    for edges in ((0, 6), (0, 2, 3, 4, 6)):
+        sums = FamilySums((0.0, 1.0), LADDER, V, 6, K, device)
+        found.append(sums.results(6))
+        for start, stop in itertools.pairwise(edges):
+            sums.stream(logits[start:stop], targets, found[-1], range(start, stop))
+        sums.finish(6, found[-1])
+    for name, tensor in found[0].items():
+        torch.testing.assert_close(found[1][name], tensor, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(("N", "V"), [(3, 70), (2, 2053)])

@@ -99,6 +99,21 @@ def assert_packed(fused):
     assert all(torch.equal(a, b) for a, b in zip(before, held))
 
 
+def test_every_step_draws_every_mask(folder, device):
+    """Also those that are drawn beside the ticks: the steps above take masks as they are."""
+    model = {"embedding_size": 3, "hidden_sizes": [5, 5], "state_dropout": 0.5}
+    model |= {f"{name}_dropout": 0.5 for name in ("input", "inter_layer", "output", "projection")}
+    run, fused = fused_run(tiny_run.config(folder, model), device)
+    found = []
+    for _ in range(2):
+        advance(run, fused, 1)
+        masks = [*fused.steps.masks.values(), *fused.steps.stack.masks]
+        found.append([mask.clone() for mask in masks])
+        assert len(masks) == 5
+        assert all((mask == 0).any() and (mask == 2).any() for mask in masks)
+    assert not any(torch.equal(a, b) for a, b in zip(*found))
+
+
 def test_a_resumed_run_draws_the_same_masks_and_goes_on_the_same(folder, device):
     """Bit-equal masks; weights too in the interpreter, on a GPU sums have no fixed order (1e-5)."""
     model = {"state_dropout": 0.2}

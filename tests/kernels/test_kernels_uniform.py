@@ -55,6 +55,20 @@ def test_levels_count_the_rates_at_which_a_unit_is_kept(device):
     assert (room[len(levels) :] == 99).all()
 
 
+@pytest.mark.parametrize("samples", [2, 6, 100])
+def test_a_unit_whose_uniform_is_the_rate_is_kept(samples, device):
+    """And rates of 1 keep none; every stratum that a rate divides is decided as on a CPU."""
+    plan, key, units = Plan(samples), site_key(0, "site", 0, 0), 40
+    places, hashes = words(unit_words(key, EXAMPLES).to(device), None, units)
+    u = uniforms(plan, key, range(samples), EXAMPLES, (units,)).transpose(0, 1).flatten(0, 1)
+    rates = torch.cat([u[0].sort().values, torch.ones(1)])
+    site = places[0], hashes, cuts(rates, samples // 2).to(device)
+    room = torch.zeros(len(u), units, dtype=torch.uint8, device=device)
+    levels = mask_levels(site, draws(plan, device), units, room)
+    wanted = (u.unsqueeze(-1) >= rates).sum(-1)
+    assert torch.equal(levels.cpu(), wanted.to(torch.uint8))
+
+
 def test_every_time_step_has_its_own(device):
     plan, key, units = Plan(6, 3), site_key(3, "site", 0, 0), 10
     places, hashes = words(unit_words(key, EXAMPLES).to(device), 4, units)
