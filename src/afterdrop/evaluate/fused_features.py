@@ -107,9 +107,9 @@ class SampledFeatures:
         site = self._site(name, examples, time, units)
         if site is None:
             return [None] * time
-        levels, rates = self._levels(name, site, units)
+        levels, divided = self._levels(name, site, units)
         steps = levels.view(-1, len(examples[name]) * self.plan.num_samples, units)
-        return [(steps[t % len(steps)], rates) for t in range(time)]
+        return [(steps[t % len(steps)], divided) for t in range(time)]
 
     def _levels(self, name: str, site: Site, units: int) -> Mask:
         """A site's mask at all its places."""

@@ -42,7 +42,8 @@ from afterdrop.transfer import Parcel, Post, upload
 _ROWS = 2**15  # rows of a product: enough to run at full speed
 _SMALLEST = 2**20  # bytes under which a smaller budget is not tried
 _LOGITS = 2**27  # logits at a time: 256 MiB, for a product at full speed
-_MEANS = 2**25  # the same of mean features, in float32: 128 MiB
+_SUMS = 2**26  # sums of their powers, of which few samples have many: 256 MiB
+_MEANS = 2**25  # logits of mean features, in float32: 128 MiB
 
 
 def why_not(
@@ -83,10 +84,11 @@ class FusedLanguageWorker(LanguageWorker):
         self.multipliers = self.protocol.grid.stochastic
         self.sampled = SampledFeatures(self.copies, self.protocol, stream)
         K = self.protocol.plan.num_samples
-        most = max(1, _LOGITS // (K * len(self.copies.softmax)))
+        types = len(self.copies.softmax)
+        most = max(1, min(_LOGITS // (K * types), _SUMS // (12 * types)))
         self.targets_at_once = most // 32 * 32 or most  # so that products have whole tiles
         self.sums = family_sums(self.protocol, self.targets_at_once, self.device)
-        shape = self.targets_at_once * K, len(self.copies.softmax)
+        shape = self.targets_at_once * K, types
         self._logits = torch.empty(shape, dtype=self.dtype, device=self.device)
         self._passes: DeterministicPass | None = None
         self._post = Post(self.device)

@@ -48,7 +48,7 @@ class Ladder:
     def reaches(nodes: Nodes) -> bool:
         """Whether the rungs go as far as the nodes."""
         low, high = nodes.inverse()[[0, -1]].tolist()
-        return high <= low * 2.0 ** (OCTAVES - 0.9)
+        return high <= low * 2.0 ** (OCTAVES - 1) * (1 + 1e-9)
 
     @functools.cached_property
     def inverse(self) -> Tensor:

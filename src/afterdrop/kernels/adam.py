@@ -66,7 +66,8 @@ def _settle(
             at = start + tl.arange(0, BLOCK)
             total += tl.load(sums + at, mask=at < count, other=0.0).to(tl.float64)
         clip = tl.load(numbers + 3) / (tl.sqrt(tl.sum(total, 0)) + 1e-6)
-        tl.store(factors, tl.minimum(clip, 1.0).to(tl.float32))
+        # A norm that is no number stays one, as in the plain form; a minimum would drop it.
+        tl.store(factors, tl.where(clip > 1, 1.0, clip).to(tl.float32))
     size = tl.load(numbers + 1) * tl.sqrt(1 - tl.exp(step * tl.load(numbers + 2)))
     tl.store(factors + 1, size.to(tl.float32))
 

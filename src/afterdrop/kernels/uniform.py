@@ -73,7 +73,7 @@ def cuts(rates: Tensor, size: int) -> Tensor:
     same arithmetic as on a CPU.
 
     Args:
-        rates: [M] float32.
+        rates: [M], taken as float32.
         size: Strata.
 
     Example:
@@ -82,10 +82,11 @@ def cuts(rates: Tensor, size: int) -> Tensor:
                 [ 0.0000,  0.2500, -1.0000],
                 [ 0.0000,  1.0000,  4.0000]])
     """
+    rates = rates.float()
     lower = torch.arange(size).float().div_(size)
-    highest = lower + torch.tensor(_below(size))
+    highest = lower + torch.tensor(_below(size), dtype=torch.float32)
     divided = (highest < rates.unsqueeze(1)).sum(1)
-    ends = torch.cat([lower, torch.tensor([-1.0])])[divided]
+    ends = torch.cat([lower, lower.new_tensor([-1.0])])[divided]
     return torch.stack([rates, ends, divided.float()])
 
 
