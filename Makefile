@@ -35,9 +35,14 @@ format: env
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# One thread: the tests are many and small, and threads of a busy machine wait for each other.
+# One thread: the tests are many and small, and threads of a busy machine wait for each other. Those
+# of the kernels, which Triton interprets, take a third of the time and run beside the others.
 test: lint docs
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	@export OMP_NUM_THREADS=1; \
+	$(BIN)/python -m pytest -p no:cacheprovider tests/kernels > $(VENV)/kernels.log 2>&1 & kernels=$$!; \
+	$(BIN)/python -m pytest --ignore=tests/kernels; others=$$?; \
+	wait $$kernels; kernels=$$?; echo "== tests/kernels"; cat $(VENV)/kernels.log; \
+	exit $$((others + kernels))
 
 # Where there is a GPU: its own tests, and those of the kernels on the device itself.
 test-gpu: env
