@@ -11,6 +11,7 @@ import triton.language as tl
 from torch import Tensor
 
 from afterdrop.kernels import log_sum_exp
+from afterdrop.kernels.bases import LOG2E
 
 _ROWS = {"BLOCK": 2048, "GROUP": 8, "num_warps": 8}
 
@@ -18,7 +19,7 @@ _ROWS = {"BLOCK": 2048, "GROUP": 8, "num_warps": 8}
 @triton.jit
 def _gradient(x, lse, v, target, scale):
     """(p − 1 at the target) · scale of logits."""
-    p = tl.exp2(x * log_sum_exp.LOG2E - lse * log_sum_exp.LOG2E)
+    p = tl.exp2(x * LOG2E - lse * LOG2E)
     return (p - tl.where(v == target, 1.0, 0.0)) * scale
 
 

@@ -52,21 +52,7 @@ def keep(
     k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
     inside = (k[:, None] < S) & (units[None, :] < U)
     stratum, offset = _strata(
-        p,
-        units,
-        k,
-        U,
-        examples,
-        site,
-        hashes,
-        table,
-        key,
-        bases,
-        width,
-        size,
-        inverse,
-        below,
-        k0,
+        p, units, k, U, examples, site, hashes, table, key, bases, width, size, inverse, below, k0
     )
     for m in range(M):
         at = mask + ((m * S + k).to(tl.int64) * P + p)[:, None] * U + units[None, :]
@@ -116,21 +102,7 @@ def drop(
     k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
     inside = (k[:, None] < S) & (units[None, :] < U)
     stratum, offset = _strata(
-        p,
-        units,
-        k,
-        U,
-        examples,
-        site,
-        hashes,
-        table,
-        key,
-        bases,
-        width,
-        size,
-        inverse,
-        below,
-        k0,
+        p, units, k, U, examples, site, hashes, table, key, bases, width, size, inverse, below, k0
     )
     if SPLIT:
         a = (units // C // B).to(tl.int64)
@@ -186,21 +158,7 @@ def attend(
     k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
     inside = (k[:, None] < S) & (c[None, :] < C)
     stratum, offset = _strata(
-        p,
-        units,
-        k,
-        U,
-        examples,
-        site,
-        hashes,
-        table,
-        key,
-        bases,
-        width,
-        size,
-        inverse,
-        below,
-        k0,
+        p, units, k, U, examples, site, hashes, table, key, bases, width, size, inverse, below, k0
     )
     seen = c < C
     if CAUSAL:

@@ -14,10 +14,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from afterdrop.kernels.bases import LN2, LOG2E
 from afterdrop.kernels.sample_sums import LIFT
-
-_LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
-_LN2: tl.constexpr = tl.constexpr(0.6931471805599453)
 
 
 @triton.jit
@@ -46,7 +44,7 @@ def _log2(mean, alpha, inverse_alpha, drop, FAST: tl.constexpr):
     else:
         log = tl.log2(x)
     log -= tl.where(normal, 0.0, LIFT * alpha)
-    return tl.where(alpha > 0, log * inverse_alpha, mean * _LOG2E)
+    return tl.where(alpha > 0, log * inverse_alpha, mean * LOG2E)
 
 
 @triton.jit
@@ -54,7 +52,7 @@ def _store(at, sums, b, shift, octave: tl.constexpr, STEPS: tl.constexpr, total)
     """The logarithms of an octave's sums, relative to what is `shift` below their reference."""
     rungs = octave * STEPS + tl.arange(0, STEPS)
     log = tl.log2(tl.sum(sums, 1)) + b * (shift * 2**octave)
-    tl.store(at + rungs * total, log * _LN2)
+    tl.store(at + rungs * total, log * LN2)
 
 
 @triton.jit
@@ -129,11 +127,11 @@ def _climb(
         highest = tl.max(best, 0)
         peak = _log2(highest, alpha, inverse_alpha, drop, FAST)
         found = tl.min(tl.where(best == highest, where, V), 0)
-        entropy = (tl.log2(z) - tl.sum(weighted, 0) / z) * _LN2
+        entropy = (tl.log2(z) - tl.sum(weighted, 0) / z) * LN2
         log_two = tl.log2(tl.sum(two, 0)) + 2 * (reference - peak)
-        tl.store(out + (8 * STEPS + 1) * total, log_two * _LN2)
+        tl.store(out + (8 * STEPS + 1) * total, log_two * LN2)
     shift = reference - peak
-    tl.store(out + 8 * STEPS * total, (tl.log2(z) + shift) * _LN2)
+    tl.store(out + 8 * STEPS * total, (tl.log2(z) + shift) * LN2)
     _store(out, s0, b, shift, 0, STEPS, total)
     _store(out, s1, b, shift, 1, STEPS, total)
     _store(out, s2, b, shift, 2, STEPS, total)
@@ -266,7 +264,7 @@ def family_nodes(
             2 if FAST else 1,
             FAST,
         )
-        tl.store(peaks + a * total + place, peak * _LN2)
+        tl.store(peaks + a * total + place, peak * LN2)
         tl.store(classes + a * total + place, where)
         tl.store(entropies + a * total + place, entropy)
         if not PAIRS:  # noqa: SIM102 (known when it is compiled, unlike a)
@@ -298,4 +296,4 @@ def family_nodes(
             8 if FAST else 1,
             FAST,
         )
-        tl.store(peaks + (which * A + a) * total + place, peak * _LN2)
+        tl.store(peaks + (which * A + a) * total + place, peak * LN2)

@@ -16,13 +16,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-_LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
+from afterdrop.kernels.bases import LOG2E
 
 
 @triton.jit
 def sigmoid(x):
     """1 / (1 + exp(−x)), by a square root's reciprocal: a division takes four times as long."""
-    root = tl.rsqrt(1 + tl.exp2(x * -_LOG2E))
+    root = tl.rsqrt(1 + tl.exp2(x * -LOG2E))
     return root * root
 
 
@@ -30,7 +30,7 @@ def sigmoid(x):
 def tanh(x):
     """(1 − e) / (1 + e) with e = exp(−2x), which is 0 at 0: padded units stay zero."""
     # A minimum drops NaN unless told otherwise, and a broken weight would pass for −1.
-    e = tl.minimum(tl.exp2(x * (-2 * _LOG2E)), 1e30, propagate_nan=tl.PropagateNan.ALL)
+    e = tl.minimum(tl.exp2(x * (-2 * LOG2E)), 1e30, propagate_nan=tl.PropagateNan.ALL)
     root = tl.rsqrt(1 + e)
     return (1 - e) * root * root
 

@@ -13,11 +13,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from afterdrop.kernels.bases import LOG2E
 from afterdrop.transfer import constant
 
 _BLOCK = 2048
 _BLOCK_V = 128
-_LOG2E: tl.constexpr = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -42,7 +42,7 @@ def _row(
         highest = tl.maximum(highest, tl.load(at + v, mask=v < V, other=float("-inf")))
     peak = tl.max(highest, 0)
     node = tl.arange(0, NODES)
-    b = tl.load(inverse + node, mask=node < J, other=1.0) * _LOG2E
+    b = tl.load(inverse + node, mask=node < J, other=1.0) * LOG2E
     total = tl.zeros((NODES, BLOCK_V), tl.float32)
     for start in range(0, V, BLOCK_V):
         v = start + tl.arange(0, BLOCK_V)
