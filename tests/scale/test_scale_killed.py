@@ -59,6 +59,29 @@ def losses(run: Path) -> list[float]:
     return [json.loads(line)["xe"] for line in lines]
 
 
+# As an optimiser does, it makes torch import what has the group as a default.
+LEAVE = """
+import os, sys
+from pathlib import Path
+import torch
+from afterdrop.cli.torchrun import process_group
+
+with process_group("cpu"):
+    torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))])
+names = [Path(f"/proc/self/task/{task}/comm").read_text() for task in os.listdir("/proc/self/task")]
+left = sum("gloo" in name for name in names)
+print("imported:", "torch._dynamo" in sys.modules, "threads left:", left, flush=True)
+"""
+
+
+@linux
+def test_no_thread_of_the_group_is_left_that_could_outlive_the_interpreter(tmp_path):
+    (tmp_path / "leave.py").write_text(LEAVE)
+    done = torchrun(str(tmp_path / "leave.py"))
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("imported: True threads left: 0") == 2, done.stdout
+
+
 @linux
 def test_a_rank_killed_in_training_ends_the_job_and_the_same_command_goes_on(text_folder, tmp_path):
     options = ["--data", str(text_folder), "--device", "cpu", "--quiet"]

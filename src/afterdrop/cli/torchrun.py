@@ -11,6 +11,10 @@ from types import FrameType
 
 import torch
 import torch.distributed as dist
+
+# Its functions keep the group there is when torch happens to import them, as a default. A group
+# that is held outlives the interpreter, and its threads then abort the process.
+import torch.distributed.nn.functional
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
