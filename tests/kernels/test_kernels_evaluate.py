@@ -52,9 +52,11 @@ def test_chunks_of_windows_and_targets_change_nothing(device, monkeypatch):
     module = importlib.import_module(FusedLanguageWorker.__module__)
     monkeypatch.setattr(module, "_ROWS", 1)
     monkeypatch.setattr(module, "_LOGITS", 2 * 4 * 16)
+    monkeypatch.setattr(module, "_SUMS", 5 * 12 * 16)  # two such pairs are finished together
     monkeypatch.setattr(module, "_MEANS", 3 * 2 * 16)  # three targets
     found, worker = evaluated(model, Float32Worker, stream)
-    assert (worker.chunks, worker.plain, worker.targets_at_once) == (4, 0, 2)
+    assert (worker.chunks, worker.plain) == (4, 0)
+    assert (worker.targets_at_once, worker.targets_together) == (2, 4)
     assert_same(found, whole)
 
 

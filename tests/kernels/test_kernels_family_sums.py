@@ -25,20 +25,26 @@ FINE = torch.cat([LADDER.inverse, ONE, 2 * ONE])
 ROUGH = torch.cat([LADDER.inverse[::EVERY], ONE])
 
 
+def add(sums, rows, targets, found, place=0, count=None):
+    """Adds all samples of some targets, whose rows [N · K, V₊] lie one after another."""
+    logits = rows.unflatten(0, (len(targets), 1, -1)).permute(2, 1, 0, 3)
+    own = {name: found[name][place:] for name in ("chosen", "lowest", "mean_entropy")}
+    sums.add(logits, targets, own, range(len(logits)), place, count)
+
+
 def both(alphas, N, K, V, device, dtype=torch.float32, scale=3):
     """Results of the kernels for two chunks of targets, those of `MeanTemper`, and log p."""
     logits = (scale * torch.randn(N * K, -(-V // 8) * 8)).to(dtype)
-    bias, targets = torch.randn(V), torch.randint(V, (N,))
-    exact = (logits[:, :V].double() + bias.double()).log_softmax(-1)
+    targets = torch.randint(V, (N,))
+    exact = logits[:, :V].double().log_softmax(-1)
     lp = exact.view(N, K, 1, V).permute(1, 2, 0, 3)  # [K, multipliers, N, V]
     logits[:, V:] = 1e4  # not counted
     sums = FamilySums(alphas, LADDER, V, N, K, device)
     found = sums.results(N)
-    bias_here = bias.to(device)
-    for chunk in (range(1), range(1, N)):
-        part = slice(chunk.start, chunk.stop)
+    for chunk in (slice(0, 1), slice(1, N)):
         rows = logits[chunk.start * K : chunk.stop * K].to(device)
-        sums.add(rows, bias_here, targets[part].to(device), found, chunk.start)
+        add(sums, rows, targets[chunk].to(device), found, chunk.start, N)
+    sums.finish(N, found)
     plain = MeanTemper(alphas, targets, NODES, 2)
     for half in lp.chunk(2):
         plain.add(half)
@@ -85,10 +91,11 @@ def test_halves_that_are_sure_of_different_classes_hold_at_low_temperatures(devi
     logits[::2, 3] += 9
     logits[1::2, 5] += 9
     nodes, alphas = Nodes(1 / 64, 1.0), (0.25, 0.5, 1.0)
-    ladder, bias = Ladder(nodes), torch.zeros(70)
+    ladder = Ladder(nodes)
     sums = FamilySums(alphas, ladder, 70, 2, 2, device)
     found = sums.results(2)
-    sums.add(logits.to(device), bias.to(device), torch.tensor([3, 4]).to(device), found, 0)
+    add(sums, logits.to(device), torch.tensor([3, 4]).to(device), found)
+    sums.finish(2, found)
     lp = logits[:, :70].double().log_softmax(-1).view(2, 2, 1, 70).permute(1, 2, 0, 3)
     for a, alpha in enumerate(alphas):
         below = log_power_mean(lp, alpha)[0]
@@ -106,7 +113,8 @@ def test_one_half_may_be_sure_and_the_other_know_nothing(sure, device):
     logits[sure, V - 1] = 20
     sums = FamilySums((0.25, 1.0), LADDER, V, 1, 2, device)
     found = sums.results(1)
-    sums.add(logits.to(device), torch.zeros(V).to(device), torch.tensor([3]).to(device), found, 0)
+    add(sums, logits.to(device), torch.tensor([3]).to(device), found)
+    sums.finish(1, found)
     lp = logits.double().log_softmax(-1).view(2, 1, 1, V)
     for a, alpha in enumerate((0.25, 1.0)):
         below = log_power_mean(lp, alpha)[0]
@@ -124,7 +132,7 @@ def test_samples_may_come_in_parts_of_a_half(device):
         sums = FamilySums((0.0, 1.0), LADDER, V, 6, K, device)
         found.append(sums.results(6))
         for start, stop in itertools.pairwise(edges):
-            sums.stream(logits[start:stop], targets, found[-1], range(start, stop))
+            sums.add(logits[start:stop], targets, found[-1], range(start, stop))
         sums.finish(6, found[-1])
     for name, tensor in found[0].items():
         torch.testing.assert_close(found[1][name], tensor, rtol=1e-5, atol=1e-5)
@@ -164,10 +172,10 @@ def test_float16_logits_are_read_as_they_are(device):
 
 @pytest.mark.parametrize("value", [-1e3, float("-inf")])
 def test_a_probability_that_plain_sums_cannot_hold_is_told(value, device):
-    logits, bias = torch.zeros(4, 72, device=device), torch.zeros(70, device=device)
-    bias[5] = value
+    logits = torch.zeros(4, 72, device=device)
+    logits[:, 5] = value
     sums = FamilySums((0.0, 1.0), LADDER, 70, 2, 2, device)
     found = sums.results(2)
-    sums.add(logits, bias, torch.tensor([0, 1], device=device), found, 0)
+    add(sums, logits, torch.tensor([0, 1], device=device), found)
     assert (found["lowest"] < LOWEST).all()
     torch.testing.assert_close(found["chosen"], torch.full_like(found["chosen"], -4.2341065))

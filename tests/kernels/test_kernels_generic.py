@@ -83,9 +83,11 @@ def test_dropout_is_that_of_the_plain_form_to_the_bit(device, dtype, kind, multi
         fast = keep_mask(rows, key, layout, x, 0.6).drop(x)
         slow = plain_keep_mask(rows, key, layout, x, 0.6).drop(x)
         assert fast.shape == x.shape
-        # The interpreter cuts off what a device rounds to bfloat16.
+        # The interpreter cuts off what a device rounds to bfloat16; a GPU's plain form multiplies
+        # by 1 / (1 - rate) where it is one number, and all others divide.
         cut = device.type == "cpu" and dtype == torch.bfloat16
-        rtol = torch.finfo(dtype).eps if cut else 0
+        inverted = device.type == "cuda" and len(multipliers) == 1
+        rtol = 2 * torch.finfo(dtype).eps if cut or inverted else 0
         torch.testing.assert_close(fast, slow, rtol=rtol, atol=0, equal_nan=True)
         signs = [y.signbit() | y.isnan() for y in (fast, slow)]
         assert torch.equal(*signs)  # -0.0 equals 0.0 above
@@ -218,7 +220,7 @@ class Small(nn.Module):
 
 def test_a_model_has_the_same_scores_with_masks_from_kernels(monkeypatch, device):
     torch.manual_seed(0)
-    model, tokens = Small().to(device), torch.randint(5, (3, 3), device=device)
+    model, tokens = Small().to(device), torch.randint(5, (3, 3)).to(device)
     how = {"grid": ad.Grid((0, 1), (0.5, 1)), "num_samples": 4, "temperatures": (0.25, 4)}
     found = []
     for ready in (False, True):

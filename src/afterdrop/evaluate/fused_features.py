@@ -19,12 +19,14 @@ from afterdrop.evaluate.language import StreamSettings
 from afterdrop.evaluate.protocol import Protocol
 from afterdrop.kernels.family_cell import cell
 from afterdrop.kernels.family_masks import Mask, Site, drop, mask_levels
+from afterdrop.kernels.lstm_stack import padded
 from afterdrop.kernels.uniform import cuts, draws, words
 from afterdrop.masks.uniforms import site_key, unit_words
 from afterdrop.models.fused import Copies
 from afterdrop.transfer import upload
 
 MOST_MULTIPLIERS = 255  # a mask's level is a byte
+BIASES = 2  # columns of features that are 1, for the bias and what its rounding leaves
 
 
 class SampledFeatures:
@@ -46,6 +48,8 @@ class SampledFeatures:
             torch.cat([w_x[..., : w_h.shape[-1] if at else inputs], w_h], -1).flatten(0, 1)
             for at, (w_x, w_h) in enumerate(zip(copies.stack.w_x, copies.stack.w_h))
         ]
+        self.size = copies.config.embedding_size or copies.config.hidden_sizes[0]
+        self.width = padded(self.size + BIASES - 1)
         self._buffers: dict[str, Tensor] = {}
         self._drops = {name: module for name, module in self._modules() if module.rate > 0}
         multipliers = torch.tensor(self.multipliers, dtype=torch.float64)
@@ -58,7 +62,7 @@ class SampledFeatures:
 
     def row_bytes(self, time: int) -> int:
         """Bytes that a row has in the buffers."""
-        H, E = self.copies.stack.w_h.shape[-1], self.copies.softmax.shape[1]
+        H, E = self.copies.stack.w_h.shape[-1], self.width
         operands = sum(weight.shape[1] for weight in self.weights) + 4 * H
         outputs = 2 * H if self.copies.projection is None else 2 * H + E
         size, L = self.copies.softmax.element_size(), len(self.weights)
@@ -125,7 +129,10 @@ class SampledFeatures:
         return held[:rows]
 
     def run(self, tokens: Tensor, state: Any, first: int) -> tuple[Tensor, Tensor]:
-        """What enters the softmax, and the stack's output, both [M × W × time × K, ...]."""
+        """What enters the softmax, and the stack's output, both [M × W × time × K, ...].
+
+        The former has `size` columns and `BIASES` of ones, padded to `width`.
+        """
         copies, M = self.copies, len(self.multipliers)
         (W, time), K = tokens.shape, self.plan.num_samples
         H, L = copies.stack.w_h.shape[-1], len(self.weights)
@@ -136,7 +143,8 @@ class SampledFeatures:
         gates = self._buffer("gates", rows, 4 * H, half)
         total = self._buffer("total", rows, H, half)
         plain = self._buffer("plain", rows * time, H, half)
-        features = self._buffer("features", rows * time, H, half)
+        projects = copies.projection is not None
+        features = self._buffer("features", rows * time, H if projects else self.width, half)
 
         examples = self._examples(first, W)
         names = [f"stack.layers.{at}.state_dropout" for at in range(L)]
@@ -168,22 +176,25 @@ class SampledFeatures:
                     (t, time),
                     (*form, *ends),
                 )
-        return self._projected(features, examples, W, time), plain
+        if projects:
+            features = self._projected(features, examples, W, time)
+        size = self.size
+        features[:, size : size + BIASES] = 1.0  # the cell has written zeros there
+        return features, plain
 
     def _projected(
         self, features: Tensor, examples: dict[str, Tensor], windows: int, time: int
     ) -> Tensor:
-        """The features through the down-projection, if there is one, and its dropout."""
-        copies, config = self.copies, self.copies.config
-        if copies.projection is None:
-            return features
-        projected = self._buffer("projected", len(features), copies.softmax.shape[1], self.dtype)
-        torch.mm(features, copies.projection.t(), out=projected)
-        size = config.embedding_size or config.hidden_sizes[0]
+        """The features through the down-projection and its dropout."""
+        copies, size = self.copies, self.size
+        assert copies.projection is not None
+        projected = self._buffer("projected", len(features), self.width, self.dtype)
+        inner = projected[:, : len(copies.projection)]
+        torch.mm(features, copies.projection.t(), out=inner)
         site = self._site("projection_dropout", examples, time, size)
         if site is not None:
             places = site[0].view(-1, windows).expand(time, windows).t().flatten()
             mask = self._levels("projection", (places, *site[1:]), size)
             K, M = self.plan.num_samples, len(self.multipliers)
-            drop(projected, projected, mask, K, M, size)
+            drop(inner, inner, mask, K, M, size)
         return projected

@@ -20,7 +20,7 @@ from torch import Tensor
 from afterdrop import kernels
 from afterdrop.evaluate.accumulate import Results, TooLow, at_targets, require_numbers
 from afterdrop.evaluate.evaluate import Settings
-from afterdrop.evaluate.fused_features import MOST_MULTIPLIERS, SampledFeatures
+from afterdrop.evaluate.fused_features import BIASES, MOST_MULTIPLIERS, SampledFeatures
 from afterdrop.evaluate.fused_mean import (
     family_results,
     family_sums,
@@ -42,7 +42,7 @@ from afterdrop.transfer import Parcel, Post, upload
 _ROWS = 2**15  # rows of a product: enough to run at full speed
 _SMALLEST = 2**20  # bytes under which a smaller budget is not tried
 _LOGITS = 2**27  # logits at a time: 256 MiB, for a product at full speed
-_SUMS = 2**26  # sums of their powers, of which few samples have many: 256 MiB
+_SUMS = 2**26  # sums of their powers: 256 MiB
 _MEANS = 2**25  # logits of mean features, in float32: 128 MiB
 
 
@@ -85,9 +85,13 @@ class FusedLanguageWorker(LanguageWorker):
         self.sampled = SampledFeatures(self.copies, self.protocol, stream)
         K = self.protocol.plan.num_samples
         types = len(self.copies.softmax)
-        most = max(1, min(_LOGITS // (K * types), _SUMS // (12 * types)))
+        together = max(1, _SUMS // (12 * types))
+        most = max(1, min(_LOGITS // (K * types), together))
         self.targets_at_once = most // 32 * 32 or most  # so that products have whole tiles
-        self.sums = family_sums(self.protocol, self.targets_at_once, self.device)
+        # Sums of more targets are finished together, so that their kernel fills the processors.
+        self.targets_together = together // self.targets_at_once * self.targets_at_once
+        self.sums = family_sums(self.protocol, self.targets_together, self.device)
+        self._table = self._with_bias()
         shape = self.targets_at_once * K, types
         self._logits = torch.empty(shape, dtype=self.dtype, device=self.device)
         self._passes: DeterministicPass | None = None
@@ -187,16 +191,31 @@ class FusedLanguageWorker(LanguageWorker):
         out["held"] = found["lowest"].amin().view(1)
         return {f"mc_{name}": tensor for name, tensor in out.items()}
 
+    def _with_bias(self) -> Tensor:
+        """The softmax's table with its bias, and what rounding leaves of it, in columns."""
+        sampled, table = self.sampled, self.copies.softmax
+        wide = table.new_zeros(len(table), sampled.width)
+        wide[:, : sampled.size] = table[:, : sampled.size]
+        left = self._bias
+        for column in range(sampled.size, sampled.size + BIASES):
+            wide[: len(left), column] = left
+            left = left - wide[: len(left), column]
+        return wide
+
     def _family(self, features: Tensor, targets: Tensor) -> Results:
         """Sums over samples of all targets, multiplier by multiplier."""
-        M, K, N = len(self.multipliers), self.protocol.plan.num_samples, len(targets)
-        targets, found = targets.repeat(M), self.sums.results(M * N)
-        for start in range(0, M * N, self.targets_at_once):
-            some = targets[start : start + self.targets_at_once]
-            logits = self._logits[: len(some) * K]
-            rows = features[start * K : (start + len(some)) * K]
-            torch.mm(rows, self.copies.softmax.t(), out=logits)
-            self.sums.add(logits, self._bias, some, found, start)
+        count, K = len(self.multipliers) * len(targets), self.protocol.plan.num_samples
+        targets, found = targets.repeat(len(self.multipliers)), self.sums.results(count)
+        for first in range(0, count, self.targets_together):
+            end = min(first + self.targets_together, count)
+            for start in range(first, end, self.targets_at_once):
+                part = slice(start, min(start + self.targets_at_once, end))
+                own = {name: found[name][part] for name in ("chosen", "lowest", "mean_entropy")}
+                logits = self._logits[: (part.stop - start) * K]
+                torch.mm(features[start * K : part.stop * K], self._table.t(), out=logits)
+                rows = logits.unflatten(0, (-1, 1, K)).permute(2, 1, 0, 3)
+                self.sums.add(rows, targets[part], own, range(K), start - first, end - first)
+            self.sums.finish(end - first, found, first)
         return found
 
     def _integrated(self, plain: Tensor, targets: Tensor, kept: Tensor | None) -> Results:

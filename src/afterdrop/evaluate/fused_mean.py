@@ -67,7 +67,7 @@ class FusedMean:
         if logits.stride(-1) != 1:
             logits = logits.contiguous()
         samples = range(self._seen, self._seen + len(logits))
-        self._sums.stream(logits, self.targets, self._found, samples)
+        self._sums.add(logits, self.targets, self._found, samples)
         self._seen = samples.stop
 
     def end_block(self) -> None:

@@ -24,6 +24,7 @@ from afterdrop import kernels
 from afterdrop.data.stream import EvalStripes
 from afterdrop.errors import DataError
 from afterdrop.evaluate.accumulate import Accumulator, Results
+from afterdrop.evaluate.carry import ROWS
 from afterdrop.evaluate.evaluate import Settings, run_evaluation
 from afterdrop.evaluate.fingerprint import fingerprint
 from afterdrop.evaluate.integrated import Integrated
@@ -165,8 +166,8 @@ def _fused(
         if reason is None:
             copies = Copies(model, FusedLanguageWorker.dtype)
             copies.pack()
-            passes = DeterministicPass(copies, stream.stripes, stream.time, beside=True)
-            return FusedLanguageWorker, passes
+            rows = max(ROWS, stream.stripes)
+            return FusedLanguageWorker, DeterministicPass(copies, rows, stream.time)
     if device.type == "cuda" and settings.progress and settings.ranks.first:
         tqdm.write(f"Evaluating without kernels, which is slower: {reason}.")
     return LanguageWorker, None

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from afterdrop import kernels
 from afterdrop.data.stream import EvalStripes
+from afterdrop.evaluate.carry import carried_states
 from afterdrop.masks.mode import eval_mode
 from afterdrop.models import LanguageModel
 from afterdrop.transfer import upload
@@ -40,17 +41,10 @@ class Windows:
         return -(-len(self.stripes) // self.together)
 
     def __iter__(self) -> Iterator[tuple[Any, Tensor]]:
-        batches = self._batches()
-        return batches if self.passes is None else ahead(batches, self.model.softmax_bias.device)
-
-    def _batches(self) -> Iterator[tuple[Any, Tensor]]:
-        state: Any = self.model.initial_state(self.stripes.stripes)
-        if self.passes is not None:
-            self.passes.reset()
         held: list[tuple[Tensor, Any, Tensor]] = []
-        for number, (tokens, targets) in enumerate(self.stripes):
+        windows = zip(self.stripes, self._states())
+        for number, ((tokens, targets), state) in enumerate(windows):
             held.append((tokens, state, targets))
-            state = self._after(tokens, state)
             if len(held) == self.together or number + 1 == len(self.stripes):
                 joined = tuple(
                     tuple(torch.cat(parts) for parts in zip(*layer))
@@ -60,39 +54,20 @@ class Windows:
                 yield (inputs, joined), torch.cat([targets for _, _, targets in held])
                 held = []
 
-    def _after(self, tokens: Tensor, state: Any) -> Any:
+    def _states(self) -> Iterator[Any]:
+        """The state before each window."""
+        known, state = 0, self.model.initial_state(self.stripes.stripes)
         if self.passes is not None:
             try:
-                self.passes.run(tokens)
-                return self.passes.state
+                for state in carried_states(self.passes, self.stripes):
+                    known += 1
+                    yield state
             except Exception as error:
                 kernels.reason_to_fall_back(error, "the deterministic pass")
-                self.passes = None
+        if known == 0:
+            yield state
         device = self.model.softmax_bias.device
-        with torch.no_grad(), eval_mode(self.model):
-            return self.model.features(upload(tokens, device), state)[1]
-
-
-def ahead(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
-    """Makes each batch on a stream of its own while those before are evaluated.
-
-    Whoever takes a batch must hold it until its results are there: that stream writes the next
-    states to memory that is given back.
-    """
-    if device.type != "cuda":
-        yield from batches
-        return
-    stream = torch.cuda.Stream(device, priority=-1)  # small kernels, which large ones would hold up
-    stream.wait_stream(torch.cuda.current_stream(device))
-
-    def start() -> tuple[Any, torch.cuda.Event]:
-        with torch.cuda.stream(stream):
-            return next(batches, None), stream.record_event()
-
-    following = [start()]  # alone: nothing is evaluated yet that the second could run beside
-    while following[0][0] is not None:
-        batch, made = following.pop(0)
-        torch.cuda.current_stream(device).wait_event(made)
-        yield batch
-        while len(following) < 2:
-            following.append(start())
+        for number in range(max(known - 1, 0), len(self.stripes) - 1):
+            with torch.no_grad(), eval_mode(self.model):
+                state = self.model.features(upload(self.stripes[number][0], device), state)[1]
+            yield state

@@ -17,8 +17,8 @@ from afterdrop.transfer import constant
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)  # their sums come first
 LOWEST = -150.0  # smallest log p for which lifted sums are exact
 _POWERS = 6
-_LSE = {"BLOCK": 1024, "GROUP": 8, "num_warps": 4}  # of a program that has a row
-_SUMS = {"BLOCK": 1024, "num_warps": 4}  # of a program that sums over samples
+_LSE = {"BLOCK": 1024, "GROUP": 8, "num_warps": 2}  # of a program that has a row
+_SUMS = {"BLOCK": 512, "num_warps": 2}  # of a program that sums over samples
 _TILE, _WARPS = 128, 4  # classes and warps of a program that sums over classes
 
 
@@ -29,7 +29,7 @@ class FamilySums:
         alphas: Those of the grid, all in `ALPHAS`.
         ladder: The inverse temperatures at which partitions are kept.
         classes: V.
-        targets: The most targets at a time.
+        targets: The most targets that are finished together.
         samples: K.
         device: Where.
     """
@@ -88,48 +88,31 @@ class FamilySums:
         }
 
     def add(
-        self, logits: Tensor, bias: Tensor, targets: Tensor, found: dict[str, Tensor], first: int
-    ) -> None:
-        """Writes the results of some targets from all their samples.
-
-        Args:
-            logits: [n · K, V₊], samples innermost and half by half, float16 or better and without
-                the bias; columns from V on do not count.
-            bias: [V].
-            targets: [n].
-            found: From `results`.
-            first: The first of these targets among all.
-        """
-        K, rows = self.samples, logits.unflatten(0, (-1, 1, self.samples))
-        own = {name: found[name][first:] for name in ("chosen", "lowest", "mean_entropy")}
-        self.stream(rows.permute(2, 1, 0, 3), targets, own, range(K), bias)
-        self.finish(len(targets), found, first)
-
-    def stream(
         self,
         logits: Tensor,
         targets: Tensor,
         found: dict[str, Tensor],
         samples: range,
-        bias: Tensor | None = None,
+        place: int = 0,
+        count: int | None = None,
     ) -> None:
         """Adds samples to the sums of some targets.
 
         Args:
-            logits: [S, L, N, V₊] of any strides but the last, L groups (multipliers) of N targets.
+            logits: [S, L, N, V₊] of any strides but the last, L groups (multipliers) of N targets,
+                float16 or better; columns from V on do not count.
             targets: [N].
             found: `chosen`, `lowest` and `mean_entropy` of `results` for the L · N targets.
             samples: Which samples: all, or some of one half.
-            bias: [V] that the logits lack, or None.
+            place: The first of these targets among those that `finish` takes together.
+            count: How many those are; None if they are these.
         """
         S, L, N, _ = logits.shape
         half = self.samples // 2
         halves = 2 if half < S else 1
         strides = logits.stride()[:3]
-        given = self._lse if bias is None else bias
         row_lse[(S * L * N,)](
             logits,
-            given,
             targets,
             self._lse,
             found["chosen"],
@@ -140,12 +123,10 @@ class FamilySums:
             N,
             self.samples,
             samples.start,
-            BIAS=bias is not None,
             **_LSE,
         )
         power_sums[(L * N, self._parts, halves)](
             logits,
-            given,
             self._lse,
             self._sums,
             self._highest,
@@ -154,21 +135,21 @@ class FamilySums:
             logits.shape[-1],
             self.width,
             *strides,
-            L * N,
+            place,
+            L * N if count is None else count,
             N,
             S,
             S // halves,
             samples.start // half,
-            BIAS=bias is not None,
             ADD=samples.start % half > 0,
             TOGETHER=next(n for n in (5, 4, 3, 2, 1) if S // halves % n == 0),
             **_SUMS,
         )
 
     def finish(self, targets: int, found: dict[str, Tensor], first: int = 0) -> None:
-        """Writes what follows from the sums of the last targets added."""
+        """Writes what follows from the sums of the targets added since the last time."""
         powers = self.powers, self.alphas, self.drops
-        self._nodes(self._sums, self._lse, powers, targets, found, first, pairs=False)
+        self._nodes(self._sums, self._sums, powers, targets, found, first, pairs=False)
 
     def means(self, logits: Tensor, bias: Tensor, found: dict[str, Tensor], first: int) -> None:
         """Writes what follows from logits of mean features, which are alpha 0 but for a constant.

@@ -28,8 +28,6 @@ SPLITS = 4
 _SMALL = {"BLOCK_U": 16, "BLOCK_K": 64, "num_warps": 4, "num_stages": 4}
 _LONG = {"BLOCK_U": 16, "BLOCK_K": 128, "num_warps": 4, "num_stages": 4}
 _WIDE = {"BLOCK_U": 32, "BLOCK_K": 128, "num_warps": 8, "num_stages": 4}
-# Beside larger kernels: several programs share a processor and so hold up fewer of theirs.
-_BESIDE = {"BLOCK_U": 32, "BLOCK_K": 64, "num_warps": 4, "num_stages": 3}
 _WIDE_BYTES = 200 * 2**10  # of a processor's memory that the widest takes
 _PRODUCTS = {"BLOCK_N": 64, "BLOCK_K": 64, "num_warps": 4, "num_stages": 4}
 _BLOCK_CELL = 512
@@ -121,7 +119,6 @@ class Stack:
         state: How state masks are shared over time, if there are any.
         inter: The same of inter-layer masks.
         training: Whether to keep what `backward` needs.
-        beside: Whether it runs beside larger kernels, which matter more.
     """
 
     def __init__(
@@ -131,7 +128,6 @@ class Stack:
         state: Sharing = "none",
         inter: Sharing = "none",
         training: bool = True,
-        beside: bool = False,
     ) -> None:
         self.shape, self.weights, self.training = shape, weights, training
         self.sharing = state, inter if shape.layers > 1 else "none"
@@ -158,7 +154,7 @@ class Stack:
         self.widths = [padded(shape.inputs), *[H] * (L - 1)]  # padded inputs of each layer
         self.block_rows = min(64, max(16, triton.next_power_of_2(B)))
         blocks = L * -(-B // self.block_rows)
-        self.sizes = _BESIDE if beside else forward_sizes(H, blocks, *_processors(device))
+        self.sizes = forward_sizes(H, blocks, *_processors(device))
 
     @property
     def ticks(self) -> int:

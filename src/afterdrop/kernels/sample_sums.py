@@ -7,7 +7,8 @@ For each target the sums over the samples of a half are kept for every class:
 One exponential gives all powers. They are plain sums, p^α times 2^(96 α): log p is at most 0 so
 nothing overflows, and p underflows below exp(−150), which whoever calls sees in `lowest`.
 
-Letters: Q = groups · N targets, S samples of K, V classes; powers in the order above.
+Letters: Q targets, of which groups · N at a time, S samples of K, V classes; powers in the order
+above.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ LIFT: tl.constexpr = tl.constexpr(96)  # a power of two that keeps p from underf
 @triton.jit(do_not_specialize=["S", "N", "k0"])
 def row_lse(
     logits,
-    bias,
     targets,
     lse,
     chosen,
@@ -37,13 +37,14 @@ def row_lse(
     N,
     K,
     k0,
-    BIAS: tl.constexpr,
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
 ):
     """A row's log-sum-exp, its target's log p and its smallest log p."""
-    q = tl.program_id(0) // S
-    k = tl.program_id(0) % S
+    # From the end, where the product has just been: that is still in the cache.
+    row = tl.num_programs(0) - 1 - tl.program_id(0)
+    q = row // S
+    k = row % S
     at = logits + k.to(tl.int64) * by_sample
     at += (q // N).to(tl.int64) * by_group + (q % N).to(tl.int64) * by_target
     # A thread has whole groups of classes.
@@ -52,31 +53,23 @@ def row_lse(
     least = tl.full((BLOCK // GROUP,), float("inf"), tl.float32)
     for _ in range(V // BLOCK):  # without masks, so that loads are as wide as they can be
         x = tl.load(at + v).to(tl.float32)
-        if BIAS:
-            x += tl.load(bias + v)
         least = tl.minimum(least, tl.min(x, 1))
         peak, total = log_sum_exp.more(x, peak, total)
         v += BLOCK
     inside = v < V
     x = tl.load(at + v, mask=inside, other=0.0).to(tl.float32)
-    if BIAS:
-        x += tl.load(bias + v, mask=inside, other=0.0)
     least = tl.minimum(least, tl.min(tl.where(inside, x, float("inf")), 1))
     peak, total = log_sum_exp.more(tl.where(inside, x, float("-inf")), peak, total)
     found = log_sum_exp.end(peak, total)
-    tl.store(lse + tl.program_id(0), found)
-    target = tl.load(targets + q % N)
-    own = tl.load(at + target).to(tl.float32)
-    if BIAS:
-        own += tl.load(bias + target)
+    tl.store(lse + row, found)
+    own = tl.load(at + tl.load(targets + q % N)).to(tl.float32)
     tl.store(chosen + q.to(tl.int64) * K + k0 + k, own - found)
     tl.store(lowest + q.to(tl.int64) * K + k0 + k, tl.min(least, 0) - found)
 
 
-@triton.jit(do_not_specialize=["Q", "N", "S", "size", "half"])
+@triton.jit(do_not_specialize=["first", "Q", "N", "S", "size", "half"])
 def power_sums(
     logits,
-    bias,
     lse,
     sums,
     highest,
@@ -87,12 +80,12 @@ def power_sums(
     by_sample,
     by_group,
     by_target,
+    first,  # of these targets among those of the sums
     Q,
     N,
     S,
     size,  # samples of a half in these logits
     half,  # the first half that they belong to
-    BIAS: tl.constexpr,
     ADD: tl.constexpr,  # to sums that are there
     TOGETHER: tl.constexpr,  # samples whose loads are under way together; divides `size`
     BLOCK: tl.constexpr,
@@ -110,16 +103,13 @@ def power_sums(
     s3 = tl.zeros((BLOCK,), tl.float32)
     s4 = tl.zeros((BLOCK,), tl.float32)
     s8 = tl.zeros((BLOCK,), tl.float32)
-    b = tl.zeros((BLOCK,), tl.float32)
-    if BIAS:
-        b = tl.load(bias + v, mask=inside, other=0.0) * _QUARTER
     information = tl.zeros((BLOCK,), tl.float32)
     at_lse = lse + q * S + part * size
     for start in range(0, size, TOGETHER):
         for step in tl.static_range(TOGETHER):
             k = start + step
             x = tl.load(at + k.to(tl.int64) * by_sample, mask=v < readable, other=0.0)
-            quarter = x.to(tl.float32) * _QUARTER + (b - tl.load(at_lse + k) * _QUARTER)  # log2 p^¼
+            quarter = x.to(tl.float32) * _QUARTER - tl.load(at_lse + k) * _QUARTER  # log2 p^¼
             e1 = tl.exp2(quarter) * 2 ** (LIFT // 4)  # exact, unlike a larger exponent
             e2 = e1 * e1
             e4 = e2 * e2
@@ -133,7 +123,7 @@ def power_sums(
             information += p * quarter
     s0 *= 1 / _QUARTER
     information = tl.where(inside, information, 0.0) * (1 / _QUARTER)
-    place = sums + ((half + part) * 6 * Q + q).to(tl.int64) * width + v
+    place = sums + ((half + part) * 6 * Q + first + q).to(tl.int64) * width + v
     power = Q.to(tl.int64) * width
     if ADD:
         s0 += tl.load(place, mask=v < width, other=0.0)
@@ -144,7 +134,7 @@ def power_sums(
         s8 += tl.load(place + 5 * power, mask=v < width, other=0.0)
     # The largest of these classes; who reads the sums begins with the largest of all.
     parts = tl.num_programs(1)
-    largest = highest + ((half + part) * 5 * Q + q) * parts + tl.program_id(1)
+    largest = highest + ((half + part) * 5 * Q + first + q) * parts + tl.program_id(1)
     lowest = float("-inf")
     tl.store(largest, tl.max(tl.where(inside, s0, lowest), 0))
     tl.store(largest + Q * parts, tl.max(tl.where(inside, s1, lowest), 0))

@@ -116,7 +116,6 @@ class DeterministicPass:
         time: Steps a window.
         recorded: Whether a pass is recorded to be replayed, which stops all else once and pays
             where many passes follow each other.
-        beside: Whether it runs beside larger kernels, which matter more.
     """
 
     def __init__(
@@ -126,10 +125,9 @@ class DeterministicPass:
         time: int,
         *,
         recorded: bool = True,
-        beside: bool = False,
     ) -> None:
         self.copies = copies
-        self.stack = Stack(copies.shape(rows, time), copies.stack, training=False, beside=beside)
+        self.stack = Stack(copies.shape(rows, time), copies.stack, training=False)
         device = copies.embedding.device
         self.tokens = torch.zeros(time, rows, dtype=torch.int64, device=device)
         self._replay = Replay(device) if recorded else None

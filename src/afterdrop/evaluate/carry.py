@@ -1,0 +1,81 @@
+"""States that a pass without dropout carries into the windows of a text, on a GPU.
+
+The pass is a chain of small products, which leave a GPU idle. So the windows are cut into pieces
+that run side by side, in rounds: a piece starts where the one before it ended in the last round, at
+first from zero. The rounds are over when all pieces start from where those before them end.
+
+The first n pieces are right after n rounds, whatever the model. A model that has forgotten after a
+piece what came before it needs two, a trained one that forgets more slowly needs three.
+
+Legend: L layers, s stripes of the text, P pieces, n windows of a piece, H units.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from afterdrop.data.stream import EvalStripes
+
+if TYPE_CHECKING:
+    from afterdrop.models.fused import DeterministicPass
+
+ROWS = 64  # pieces of all stripes: as many take a GPU no longer than one
+_BYTES = 2**27  # of states at a time
+_NEAR = 2.0**-11  # how states agree: as float16, in which they enter products, resolves 1
+
+
+def carried_states(passes: "DeterministicPass", stripes: EvalStripes) -> Iterator[Any]:
+    """The state before each window, as a model takes it: (h, c) of each layer, [s, H].
+
+    Args:
+        passes: The kernels' pass over `ROWS` rows, or as many stripes if there are more.
+        stripes: The text.
+    """
+    passes.reset()
+    state = _packed(passes.state)[:, :, : stripes.stripes]
+    most = max(1, _BYTES // (state.numel() * state.element_size()))
+    for first in range(0, len(stripes), most):
+        numbers = range(first, min(first + most, len(stripes)))
+        states, state = _section(passes, stripes, numbers, state)
+        for before in states.unbind(2):
+            yield tuple((h, c) for h, c in before)
+
+
+def _section(
+    passes: "DeterministicPass", stripes: EvalStripes, numbers: range, start: Tensor
+) -> tuple[Tensor, Tensor]:
+    """States before some windows [L, 2, windows, s, H], and that after the last [L, 2, s, H]."""
+    s, rows = stripes.stripes, len(passes.state[0][0])
+    each = -(-len(numbers) // (rows // s))
+    pieces = -(-len(numbers) // each)
+    tokens = [_tokens(stripes, numbers[at::each], rows) for at in range(each)]
+    begins = torch.zeros_like(_packed(passes.state))
+    begins[:, :, :s] = start
+    for _ in range(pieces):
+        passes.begin(tuple((h, c) for h, c in begins))
+        found = [begins]
+        for window in tokens:
+            passes.run(window)
+            found.append(_packed(passes.state))
+        following = torch.cat([start, found[-1][:, :, :-s]], 2)
+        near = (following - begins).abs() <= _NEAR * following.abs().clamp_min(1.0)
+        if bool(near[:, :, : pieces * s].all()):  # a NaN is near nothing
+            break
+        begins = following
+    states = torch.stack(found, 2)  # [L, 2, n + 1, rows, H]
+    states = states[..., : pieces * s, :].unflatten(3, (pieces, s)).transpose(2, 3)
+    last = states[:, :, -1, len(numbers) - (pieces - 1) * each]
+    return states[:, :, :, :-1].flatten(2, 3)[:, :, : len(numbers)], last
+
+
+def _tokens(stripes: EvalStripes, numbers: range, rows: int) -> Tensor:
+    """A window of each piece [rows, time]; rows that there are not have token 0."""
+    found = torch.cat([stripes[number][0] for number in numbers])
+    return torch.cat([found, found.new_zeros(rows - len(found), found.shape[1])])
+
+
+def _packed(state: tuple[tuple[Tensor, Tensor], ...]) -> Tensor:
+    """[L, 2, rows, H]."""
+    return torch.stack([torch.stack(pair) for pair in state])
