@@ -186,24 +186,35 @@ class EvalStripes:
 
     def __getitem__(self, number: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets [B, time] int64 of a window; window 0 starts from a zero state."""
-        position_Bt = self.positions(number)
-        padding_Bt = (position_Bt < 0).to(self.tokens.device)
-        at_Bt = position_Bt.clamp(min=0).to(self.tokens.device)
-        targets_Bt = self.tokens[at_Bt].long().masked_fill(padding_Bt, IGNORE)
-        inputs_Bt = self.tokens[(at_Bt - 1).clamp(min=0)].long().masked_fill(padding_Bt, self.eos)
-        if number == 0:
-            inputs_Bt[:, 0] = self.eos
-        return inputs_Bt, targets_Bt
+        inputs_nBt, targets_nBt = self.windows(range(number, number + 1))
+        return inputs_nBt[0], targets_nBt[0]
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         return (self[number] for number in range(len(self)))
 
+    def windows(self, numbers: range) -> tuple[Tensor, Tensor]:
+        """Inputs and targets [n, B, time] int64 of some windows."""
+        position_nBt = self._positions(numbers)
+        padding_nBt = (position_nBt < 0).to(self.tokens.device)
+        at_nBt = position_nBt.clamp(min=0).to(self.tokens.device)
+        targets_nBt = self.tokens[at_nBt].long().masked_fill(padding_nBt, IGNORE)
+        inputs_nBt = self.tokens[(at_nBt - 1).clamp(min=0)].long()
+        inputs_nBt.masked_fill_(padding_nBt, self.eos)
+        if 0 in numbers:
+            inputs_nBt[numbers.index(0), :, 0] = self.eos
+        return inputs_nBt, targets_nBt
+
     def positions(self, number: int) -> Tensor:
         """Index [B, time] of each target of a window in the text; -1 is padding."""
-        if not 0 <= number < len(self):
-            raise IndexError(f"window {number} is not in 0..{len(self) - 1}")
-        index_Bt = self._first + number * self.time + torch.arange(self.time)
-        return index_Bt.masked_fill(index_Bt >= self._end, -1)
+        return self._positions(range(number, number + 1))[0]
+
+    def _positions(self, numbers: range) -> Tensor:
+        for number in (numbers[0], numbers[-1]):
+            if not 0 <= number < len(self):
+                raise IndexError(f"window {number} is not in 0..{len(self) - 1}")
+        start_n = torch.tensor(numbers).view(-1, 1, 1) * self.time
+        index_nBt = self._first + start_n + torch.arange(self.time)
+        return index_nBt.masked_fill(index_nBt >= self._end, -1)
 
 
 class _Starts:

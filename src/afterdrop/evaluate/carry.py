@@ -72,7 +72,7 @@ def _section(
 
 def _tokens(stripes: EvalStripes, numbers: range, rows: int) -> Tensor:
     """A window of each piece [rows, time]; rows that there are not have token 0."""
-    found = torch.cat([stripes[number][0] for number in numbers])
+    found = stripes.windows(numbers)[0].flatten(0, 1)
     return torch.cat([found, found.new_zeros(rows - len(found), found.shape[1])])
 
 

@@ -21,10 +21,7 @@ from torch import Tensor
 _BLOCK = 1024  # columns of a piece
 _PIECES = 2  # of a program that sums squares
 _SETTLE = 4096
-# Kinds of copies: none, in the type of products, in float32.
-_NO_COPY: tl.constexpr = tl.constexpr(0)
-_COPY: tl.constexpr = tl.constexpr(1)
-_FLOAT_COPY: tl.constexpr = tl.constexpr(2)
+_KINDS = (None, torch.float32, torch.float16, torch.bfloat16)  # of copies; None: there is none
 
 
 @triton.jit
@@ -79,7 +76,6 @@ def _update(
     l2,
     beta2,
     epsilon,
-    COPY: tl.constexpr,  # the type of copies
     BLOCK: tl.constexpr,
 ):
     # From the end, where the sum of squares has just been: much of that is still in the cache.
@@ -94,13 +90,16 @@ def _update(
     tl.store(square, v, mask=inside)
     theta -= tl.load(factors + 1) * g / (tl.sqrt(v) + epsilon)
     tl.store(parameter, theta, mask=inside)
-    kind = tl.load(piece + 6)
-    if kind == _COPY:
-        copy = tl.load(piece + 3).to(tl.pointer_type(COPY)) + lane
-        tl.store(copy, theta.to(COPY), mask=inside)
-    if kind == _FLOAT_COPY:
-        exact = tl.load(piece + 3).to(tl.pointer_type(tl.float32)) + lane
-        tl.store(exact, theta, mask=inside)
+    kind = tl.load(piece + 6)  # as in _KINDS
+    if kind == 1:
+        copy = tl.load(piece + 3).to(tl.pointer_type(tl.float32)) + lane
+        tl.store(copy, theta, mask=inside)
+    if kind == 2:
+        half = tl.load(piece + 3).to(tl.pointer_type(tl.float16)) + lane
+        tl.store(half, theta.to(tl.float16), mask=inside)
+    if kind == 3:
+        brain = tl.load(piece + 3).to(tl.pointer_type(tl.bfloat16)) + lane
+        tl.store(brain, theta.to(tl.bfloat16), mask=inside)
 
 
 class Slot:
@@ -151,9 +150,9 @@ class Slot:
         group, within = row // self.rows, row % self.rows
         index = row * self.columns + column
         at = (group * self.rows_p + within) * self.stride + column * self.step
-        copied, kind = torch.zeros_like(row), _NO_COPY
+        copied, kind = torch.zeros_like(row), 0
         if self.copy is not None:
-            kind = _FLOAT_COPY if self.copy.dtype == torch.float32 else _COPY
+            kind = _KINDS.index(self.copy.dtype)
             at_copy = (group * self.copy_rows + within) * self.copy_stride + column
             copied = self.copy.data_ptr() + at_copy * self.copy.element_size()
         found = [
@@ -163,7 +162,7 @@ class Slot:
             copied,
             torch.full_like(row, self.step),
             self.columns - column,
-            torch.full_like(row, kind.value),
+            torch.full_like(row, kind),
         ]
         return torch.stack(found, -1).flatten(0, 1)
 
@@ -200,8 +199,6 @@ class Adam:
         self._numbers = torch.tensor(numbers, dtype=torch.float64, device=device)
         self.steps, self.learning_rate = self._numbers[0], self._numbers[1]
         self._factors = torch.ones(2, device=device)
-        copies = {slot.copy.dtype for slot in self.slots if slot.copy is not None}
-        (self._copy,) = copies - {torch.float32} or {torch.float32}
         pieces = [_filled([slot.pieces() for slot in group]) for group in groups]
         self._pieces = torch.cat(pieces).to(device)
         self._sums = torch.zeros(len(self._pieces) // _PIECES, device=device)
@@ -233,7 +230,6 @@ class Adam:
             self.l2,
             self.beta2,
             self.epsilon,
-            COPY=_TYPES[self._copy],
             BLOCK=_BLOCK,
         )
 
@@ -242,10 +238,3 @@ def _filled(parts: list[Tensor]) -> Tensor:
     """Pieces one after another, and behind them some of no length, to fill the last program."""
     pieces = torch.cat(parts)
     return torch.cat([pieces, pieces.new_zeros(-len(pieces) % _PIECES, pieces.shape[1])])
-
-
-_TYPES = {
-    torch.float32: tl.float32,
-    torch.float16: tl.float16,
-    torch.bfloat16: tl.bfloat16,
-}

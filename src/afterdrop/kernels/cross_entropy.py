@@ -1,11 +1,10 @@
-"""Cross entropy of logits and its gradient in one kernel, a program a row.
+"""Cross entropy of logits, and its gradient in their place, in one kernel, a program a row.
 
 Letters: R rows, V classes.
 """
 
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -25,11 +24,10 @@ def _gradient(x, lse, v, target, scale):
 
 @triton.jit
 def _rows(
-    logits,  # [R, stride] float32
+    logits,  # [R, stride], in whose place the gradient goes
     bias,  # [V] float32
     targets,  # [R] int64
     loss,  # [R] float32
-    gradient,  # [R, stride]
     V,
     stride,
     scale,
@@ -38,53 +36,42 @@ def _rows(
 ):
     row = tl.program_id(0).to(tl.int64)
     at = logits + row * stride
-    to = gradient + row * stride
-    dtype = gradient.dtype.element_ty
+    dtype = logits.dtype.element_ty
+    # Before the sums, where all threads wait for each other: then others write here.
+    target = tl.load(targets + row).to(tl.int32)
+    own = tl.load(at + target).to(tl.float32) + tl.load(bias + target)
     first = tl.arange(0, BLOCK // GROUP)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     peak, total = log_sum_exp.begin(BLOCK // GROUP)
     v = first
     for _ in range(V // BLOCK):  # without masks, so that loads are as wide as they can be
-        x = tl.load(at + v) + tl.load(bias + v)
+        x = tl.load(at + v).to(tl.float32) + tl.load(bias + v)
         peak, total = log_sum_exp.more(x, peak, total)
         v += BLOCK
     inside = v < V
-    last = tl.load(at + v, mask=inside, other=float("-inf"))
+    last = tl.load(at + v, mask=inside, other=float("-inf")).to(tl.float32)
     last += tl.load(bias + v, mask=inside, other=0.0)
     peak, total = log_sum_exp.more(last, peak, total)
     lse = log_sum_exp.end(peak, total)
-    target = tl.load(targets + row).to(tl.int32)
-    tl.store(loss + row, lse - tl.load(at + target) - tl.load(bias + target))
-    tl.store(to + v, _gradient(last, lse, v, target, scale).to(dtype), mask=inside)
+    tl.store(loss + row, lse - own)
+    tl.store(at + v, _gradient(last, lse, v, target, scale).to(dtype), mask=inside)
     v = first
     for _ in range(V // BLOCK):
-        x = tl.load(at + v) + tl.load(bias + v)
-        tl.store(to + v, _gradient(x, lse, v, target, scale).to(dtype))
+        x = tl.load(at + v).to(tl.float32) + tl.load(bias + v)
+        tl.store(at + v, _gradient(x, lse, v, target, scale).to(dtype))
         v += BLOCK
 
 
 def cross_entropy(
-    logits: Tensor, bias: Tensor, targets: Tensor, loss: Tensor, gradient: Tensor, scale: float
+    logits: Tensor, bias: Tensor, targets: Tensor, loss: Tensor, scale: float
 ) -> None:
-    """Losses [R] of logits + bias, and their gradient times `scale`.
+    """Losses [R] of logits + bias, and in the place of the logits their gradient times `scale`.
 
     Args:
-        logits: [R, V₊] float32; columns from V on are not read.
-        bias: [V].
+        logits: [R, V₊]; columns from V on are neither read nor written.
+        bias: [V] float32.
         targets: [R].
-        loss: [R], written.
-        gradient: [R, V₊] of any type, its first V columns written.
-        scale: Factor of the gradient.
+        loss: [R] float32, written.
+        scale: Factor of the gradient, for a type that has few small numbers.
     """
-    assert logits.dtype == torch.float32 and logits.stride(1) == gradient.stride(1) == 1
-    assert logits.stride(0) == gradient.stride(0)
-    _rows[(len(logits),)](
-        logits,
-        bias,
-        targets,
-        loss,
-        gradient,
-        len(bias),
-        logits.stride(0),
-        scale,
-        **_ROWS,
-    )
+    assert logits.stride(1) == 1
+    _rows[(len(logits),)](logits, bias, targets, loss, len(bias), logits.stride(0), scale, **_ROWS)

@@ -125,7 +125,7 @@ class FamilySums:
             samples.start,
             **_LSE,
         )
-        power_sums[(L * N, self._parts, halves)](
+        power_sums[(L * N * self._parts * halves,)](
             logits,
             self._lse,
             self._sums,
@@ -141,6 +141,7 @@ class FamilySums:
             S,
             S // halves,
             samples.start // half,
+            halves,
             ADD=samples.start % half > 0,
             TOGETHER=next(n for n in (5, 4, 3, 2, 1) if S // halves % n == 0),
             **_SUMS,

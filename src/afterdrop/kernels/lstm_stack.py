@@ -323,21 +323,24 @@ def _equal(widths: list[int]) -> list[tuple[slice, int]]:
     return [(slice(0, 1), first), (slice(1, None), others[0])]
 
 
-def product(a: Tensor, b: Tensor, out: Tensor | None = None) -> Tensor:
+def product(a: Tensor, b: Tensor, out: Tensor | None = None, scale: float = 1.0) -> Tensor:
     """The product of matrices, or of batches of them, with 16-bit elements, summed in float32.
 
     Args:
         a: [..., N, K].
         b: [..., K, M].
         out: Where to, float32; None for a new tensor.
+        scale: Factor of the product, of matrices only.
 
     Returns:
         `out`.
     """
     if out is None:
         out = torch.empty(*a.shape[:-1], b.shape[-1], device=a.device)
-    if a.is_cuda and a.dtype in (torch.bfloat16, torch.float16):
-        (torch.mm if a.dim() == 2 else torch.bmm)(a, b, torch.float32, out=out)
+    if not (a.is_cuda and a.dtype in (torch.bfloat16, torch.float16)):
+        out.copy_(a.float() @ b.float() * scale)
+    elif a.dim() == 2:
+        torch.addmm(out, a, b, torch.float32, beta=0, alpha=scale, out=out)
     else:
-        out.copy_(a.float() @ b.float())
+        torch.bmm(a, b, torch.float32, out=out)
     return out

@@ -67,7 +67,7 @@ def row_lse(
     tl.store(lowest + q.to(tl.int64) * K + k0 + k, tl.min(least, 0) - found)
 
 
-@triton.jit(do_not_specialize=["first", "Q", "N", "S", "size", "half"])
+@triton.jit(do_not_specialize=["first", "Q", "N", "S", "size", "half", "halves"])
 def power_sums(
     logits,
     lse,
@@ -86,14 +86,19 @@ def power_sums(
     S,
     size,  # samples of a half in these logits
     half,  # the first half that they belong to
+    halves,  # how many they belong to
     ADD: tl.constexpr,  # to sums that are there
     TOGETHER: tl.constexpr,  # samples whose loads are under way together; divides `size`
     BLOCK: tl.constexpr,
 ):
     """The sums over samples of some classes of a target, for one half or each of both."""
-    q = tl.program_id(0)
-    part = tl.program_id(2)
-    v = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    # Programs of a target lie side by side: together they read whole rows, and the first targets
+    # while they are still in the cache.
+    parts = tl.cdiv(V, BLOCK)
+    block = tl.program_id(0) % parts
+    part = tl.program_id(0) // parts % halves
+    q = tl.program_id(0) // (parts * halves)
+    v = block * BLOCK + tl.arange(0, BLOCK)
     inside = v < V
     at = logits + (q // N).to(tl.int64) * by_group + (q % N).to(tl.int64) * by_target
     at += (part * size).to(tl.int64) * by_sample + v
@@ -133,8 +138,7 @@ def power_sums(
         s4 += tl.load(place + 4 * power, mask=v < width, other=0.0)
         s8 += tl.load(place + 5 * power, mask=v < width, other=0.0)
     # The largest of these classes; who reads the sums begins with the largest of all.
-    parts = tl.num_programs(1)
-    largest = highest + ((half + part) * 5 * Q + first + q) * parts + tl.program_id(1)
+    largest = highest + ((half + part) * 5 * Q + first + q) * parts + block
     lowest = float("-inf")
     tl.store(largest, tl.max(tl.where(inside, s0, lowest), 0))
     tl.store(largest + Q * parts, tl.max(tl.where(inside, s1, lowest), 0))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from afterdrop.kernels.graph import Replay
-from afterdrop.kernels.lstm_stack import Stack, StackShape, StackWeights, padded, product
+from afterdrop.kernels.lstm_stack import Stack, StackShape, StackWeights, fine, padded, product
 from afterdrop.models.config import LanguageModelConfig
 from afterdrop.models.language_model import LanguageModel
 from afterdrop.models.layer import LSTMLayer
@@ -51,7 +51,8 @@ class Copies:
 
     Args:
         model: The model.
-        dtype: float16 or bfloat16; float32 where nothing may be rounded.
+        dtype: Of the stack: float16 or bfloat16; float32 where nothing may be rounded. The tables
+            are float16 rather than bfloat16: then logits, of which there are many, can be, too.
     """
 
     def __init__(self, model: LanguageModel, dtype: torch.dtype) -> None:
@@ -62,12 +63,13 @@ class Copies:
         assert E is not None
         classes = -(-V // _ALIGN) * _ALIGN
         self.stack = StackWeights(self.shape(1, 1), dtype, device)
-        self.embedding = torch.zeros(classes, padded(E), dtype=dtype, device=device)
+        half = fine(dtype)
+        self.embedding = torch.zeros(classes, padded(E), dtype=half, device=device)
         untied = model.softmax is not None
         self.softmax = torch.zeros_like(self.embedding) if untied else self.embedding
         projected = model.projection is not None
         self.projection = (
-            torch.zeros(padded(E), padded(H), dtype=dtype, device=device) if projected else None
+            torch.zeros(padded(E), padded(H), dtype=half, device=device) if projected else None
         )
 
     def shape(self, rows: int, time: int) -> StackShape:
@@ -97,9 +99,9 @@ class Copies:
 
     def features(self, y_RH: Tensor) -> Tensor:
         """What enters the softmax [R, E₊] of the output [R, H₊], without dropout."""
-        y_RH = y_RH.to(self.dtype)
+        y_RH = y_RH.to(self.softmax.dtype)
         return (
-            y_RH if self.projection is None else product(y_RH, self.projection.t()).to(self.dtype)
+            y_RH if self.projection is None else product(y_RH, self.projection.t()).to(y_RH.dtype)
         )
 
     def logits(self, features_RE: Tensor) -> Tensor:

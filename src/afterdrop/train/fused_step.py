@@ -24,6 +24,7 @@ from afterdrop.train.optimiser import AdamTF
 _SHARED: dict[str, Sharing] = {"sequence": "window", "step": "step"}
 _IN_STACK = ("state", "inter_layer")  # sites whose masks the stack holds
 _TABLES, _RECURRENT, _INPUT = 0, 1, 2  # groups of parameters, as their gradients get done
+_LIFT = 64.0  # of the gradients of logits, so that float16 has those of rare words
 
 
 class FusedStep:
@@ -39,7 +40,7 @@ class FusedStep:
 
     Attributes:
         tokens: [2, R] inputs and targets of the step.
-        counter: The step's number, which its masks depend on.
+        counter: The number of the next step, whose masks are drawn.
         loss: Of the last step, a scalar.
     """
 
@@ -61,15 +62,17 @@ class FusedStep:
         copies, device = self.copies, self.device
         self.tokens = torch.zeros(2, R, dtype=torch.int64, device=device)
         self.counter = torch.full((), step, dtype=torch.int64, device=device)
-        self.features = torch.zeros(R, copies.softmax.shape[1], dtype=dtype, device=device)
+        half = copies.softmax
+        self.features = half.new_zeros(R, half.shape[1])
         self.features[:, size] = 1  # its gradient's column is that of the bias
-        self.d_logits = torch.zeros(R, len(copies.softmax), dtype=dtype, device=device)
+        self.logits = half.new_zeros(R, len(half))  # then their gradient
+        self._scale = 1 / (_LIFT * config.objective.batch_size)
         self.losses = torch.zeros(R, device=device)
         self.loss = torch.zeros((), dtype=torch.float64, device=device)
         width = self.stack.out.shape[-1]
         self._dy = torch.zeros(R, width, device=device)
         if copies.projection is not None:
-            self._y = torch.zeros(R, width, dtype=dtype, device=device)
+            self._y = half.new_zeros(R, width)
             self._d_projected = torch.zeros_like(self.features)
         self._beside = Beside(device)
         section = config.optimiser
@@ -81,6 +84,7 @@ class FusedStep:
             section.max_norm,
         )
         self.adam.steps.fill_(optimiser.param_groups[0]["step"])
+        self._draw_masks()
 
     def _make_masks(self, window: int) -> None:
         """The stack, and masks of the sites outside it."""
@@ -153,12 +157,8 @@ class FusedStep:
     def run(self) -> None:
         """One step on `tokens`."""
         stack, beside = self.stack, self._beside
-        with beside.work():
-            self._draw_masks(late=True)
-        self._draw_masks(late=False)
         self._enter()
         stack.forward()
-        beside.join()
         self._softmax()
         with beside.work():
             self._table_gradients()
@@ -173,20 +173,22 @@ class FusedStep:
         stack.input_weight_gradients(self._d_w_x)
         self.adam.sum_squares(_INPUT)
         beside.join()
+        with beside.work():
+            self.counter += 1
+            self._draw_masks()
         self.adam.step()
-        self.counter += 1
+        beside.join()
 
-    def _draw_masks(self, late: bool) -> None:
-        """Draws the masks that only the stack's output needs, or all others."""
-        wanted = [(self.masks[name], self.rates[name], name != "input") for name in self.masks]
+    def _draw_masks(self) -> None:
+        """Draws the masks of the step that comes next."""
+        wanted = [(self.masks[name], self.rates[name]) for name in self.masks]
         for mask, sharing, name in zip(self.stack.masks, self.stack.sharing, _IN_STACK):
             if sharing != "none":
-                wanted.append((mask, self.rates[name], False))
+                wanted.append((mask, self.rates[name]))
         if self.config.objective.state_reset:
-            wanted.append((self.kept, self.config.objective.state_reset, False))
-        for site, (mask, rate, is_late) in enumerate(wanted):
-            if is_late == late:
-                draw_mask(mask, self.counter, self.config.seed, site, rate)
+            wanted.append((self.kept, self.config.objective.state_reset))
+        for site, (mask, rate) in enumerate(wanted):
+            draw_mask(mask, self.counter, self.config.seed, site, rate)
 
     def _mask(self, name: str) -> Tensor | None:
         """A site's mask with a row for each of B, or for each place; None if nothing drops."""
@@ -209,24 +211,24 @@ class FusedStep:
             apply_mask(y, output, self._y, y.shape[1])
             projected = product(self._y, copies.projection.t())
             apply_mask(projected, self._mask("projection"), features, size)
-        logits, bias = copies.logits(features), self.model.softmax_bias.detach()
-        scale = 1 / self.config.objective.batch_size
-        cross_entropy(logits, bias, self.tokens[1], self.losses, self.d_logits, scale)
+        logits, bias = self.logits, self.model.softmax_bias.detach()
+        torch.mm(features, copies.softmax.t(), out=logits)
+        cross_entropy(logits, bias, self.tokens[1], self.losses, _LIFT)
         if copies.projection is None:
-            product(self.d_logits, copies.softmax, self._dy)
+            product(logits, copies.softmax, self._dy, self._scale)
             return
-        d_features = product(self.d_logits, copies.softmax)
+        d_features = product(logits, copies.softmax)
         width = d_features.shape[1]
         apply_mask(d_features, self._mask("projection"), self._d_projected, width)
-        product(self._d_projected, copies.projection, self._dy)
+        product(self._d_projected, copies.projection, self._dy, self._scale)
 
     def _table_gradients(self) -> None:
         """The loss, and gradients of the softmax's table and of the down-projection."""
         torch.sum(self.losses, 0, dtype=torch.float64, out=self.loss)
         self.loss /= self.config.objective.batch_size
-        product(self.d_logits.t(), self.features, self._d_table)
+        product(self.logits.t(), self.features, self._d_table, self._scale)
         if self.copies.projection is not None:
-            product(self._d_projected.t(), self._y, self._d_projection)
+            product(self._d_projected.t(), self._y, self._d_projection, self._scale)
 
     def _input_gradient(self) -> None:
         """The gradient of the embedding's rows that were read."""
