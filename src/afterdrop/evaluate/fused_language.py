@@ -41,7 +41,7 @@ from afterdrop.transfer import Parcel, Post, upload
 
 _ROWS = 2**15  # rows of a product: enough to run at full speed
 _SMALLEST = 2**20  # bytes under which a smaller budget is not tried
-_LOGITS = 2**27  # logits at a time: 256 MiB, for a product at full speed
+_LOGITS = 2**28  # logits at a time: 512 MiB, for a product at full speed
 _SUMS = 2**26  # sums of their powers: 256 MiB
 _MEANS = 2**25  # logits of mean features, in float32: 128 MiB
 
@@ -87,7 +87,7 @@ class FusedLanguageWorker(LanguageWorker):
         types = len(self.copies.softmax)
         together = max(1, _SUMS // (12 * types))
         most = max(1, min(_LOGITS // (K * types), together))
-        self.targets_at_once = most // 32 * 32 or most  # so that products have whole tiles
+        self.targets_at_once = most // 16 * 16 or most  # so that products have whole tiles
         # Sums of more targets are finished together, so that their kernel fills the processors.
         self.targets_together = together // self.targets_at_once * self.targets_at_once
         self.sums = family_sums(self.protocol, self.targets_together, self.device)

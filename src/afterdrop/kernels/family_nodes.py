@@ -261,7 +261,7 @@ def family_nodes(
             PAIRS,
             8,
             TILE,
-            2 if FAST else 1,
+            4 if FAST else 1,
             FAST,
         )
         tl.store(peaks + a * total + place, peak * LN2)

@@ -19,7 +19,7 @@ LOWEST = -150.0  # smallest log p for which lifted sums are exact
 _POWERS = 6
 _LSE = {"BLOCK": 1024, "GROUP": 8, "num_warps": 2}  # of a program that has a row
 _SUMS = {"BLOCK": 512, "num_warps": 2}  # of a program that sums over samples
-_TILE, _WARPS = 128, 4  # classes and warps of a program that sums over classes
+_TILE, _WARPS = 64, 2  # classes and warps of a program that sums over classes
 
 
 class FamilySums:

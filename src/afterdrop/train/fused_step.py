@@ -23,7 +23,7 @@ from afterdrop.train.optimiser import AdamTF
 
 _SHARED: dict[str, Sharing] = {"sequence": "window", "step": "step"}
 _IN_STACK = ("state", "inter_layer")  # sites whose masks the stack holds
-_TABLES, _RECURRENT, _INPUT = 0, 1, 2  # groups of parameters, as their gradients get done
+_TABLES, _RECURRENT, _INPUT = 0, 1, 2  # groups of parameters, the last one the first of parts
 _LIFT = 64.0  # of the gradients of logits, so that float16 has those of rare words
 
 
@@ -124,7 +124,8 @@ class FusedStep:
 
         d_w_x, d_w_h = gradient(stack.w_x), gradient(stack.w_h)
         self._d_w_x, self._d_w_h = d_w_x.flatten(1, 2), d_w_h.flatten(1, 2)
-        inputs, recurrent = [], []
+        inputs: list[Slot] = []
+        recurrent: list[Slot] = []
         for at, layer in enumerate(lstm_layers(model)):
             d_x, d_h = self._d_w_x[at], self._d_w_h[at]
             inputs.append(self._slot(layer.weight_x, d_x, stack.w_x[at].flatten(0, 1), 4))
@@ -143,7 +144,7 @@ class FusedStep:
         if copies.projection is not None and model.projection is not None:
             self._d_projection = gradient(copies.projection)
             tables.append(self._slot(model.projection, self._d_projection, copies.projection))
-        return [tables, recurrent, inputs]
+        return [tables, recurrent, *(inputs[part] for part in self.stack.parts_x)]
 
     def _slot(
         self, parameter: nn.Parameter, grad: Tensor, copy: Tensor | None = None, groups: int = 1
@@ -170,8 +171,10 @@ class FusedStep:
         stack.recurrent_gradients(self._d_w_h)
         with beside.work():
             self.adam.sum_squares(_RECURRENT)
-        stack.input_weight_gradients(self._d_w_x)
-        self.adam.sum_squares(_INPUT)
+        for number, part in enumerate(stack.parts_x):
+            stack.input_weight_gradients(self._d_w_x, part)
+            with beside.work():
+                self.adam.sum_squares(_INPUT + number)
         beside.join()
         with beside.work():
             self.counter += 1
@@ -197,9 +200,11 @@ class FusedStep:
     def _enter(self) -> None:
         """The dropped input, and the state before the window."""
         stack, table = self.stack, self.copies.embedding
+        with self._beside.work():
+            stack.start(self.kept if self.config.objective.state_reset else None)
         x = stack.x[0].flatten(0, 1)
         apply_mask(table, self._mask("input"), x, table.shape[1], self.tokens[0])
-        stack.start(self.kept if self.config.objective.state_reset else None)
+        self._beside.join()
 
     def _softmax(self) -> None:
         """Losses, and gradients of the stack's dropped output."""

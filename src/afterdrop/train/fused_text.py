@@ -22,6 +22,7 @@ from afterdrop.train.config import TrainConfig
 from afterdrop.train.fused_step import FusedStep
 from afterdrop.train.optimiser import AdamTF
 from afterdrop.train.text_task import TextTask
+from afterdrop.transfer import upload
 
 _AHEAD = 100  # windows that are brought to the device together
 
@@ -89,7 +90,8 @@ class FusedText:
         """One step; returns its loss, a scalar on the device that the next step overwrites."""
         if (number - self._first) % _AHEAD == 0:
             ahead = [torch.stack(self.stripes.window(number + n)) for n in range(_AHEAD)]
-            self.windows.copy_(torch.stack(ahead).transpose(2, 3).flatten(2))
+            windows = torch.stack(ahead).transpose(2, 3).flatten(2)
+            self.windows.copy_(upload(windows, self.device))
             self.slot.zero_()
         group = self.optimiser.param_groups[0]
         if group["lr"] != self._rate:
