@@ -72,10 +72,10 @@ def test_three_steps_are_those_of_the_model(name, folder, device):
     plain = PlainSteps(config, run.task, copy.deepcopy(run.model).double())
     resets = 0
     for number in range(3):
-        masks, kept = drawn_masks(fused.steps), fused.steps.kept > 0
-        resets += int((~kept).sum())
         loss = float(fused.step(number))
-        wanted = float(plain.step(number, masks, kept))
+        kept = fused.steps.kept > 0
+        resets += int((~kept).sum())
+        wanted = float(plain.step(number, drawn_masks(fused.steps), kept))
         assert abs(loss / wanted - 1) < within(device, 1e-6, 1e-3)
     assert (resets > 0) == (objective["state_reset"] > 0)
     near = within(device, 1e-4, 3e-2)
@@ -100,7 +100,7 @@ def assert_packed(fused):
 
 
 def test_every_step_draws_every_mask(folder, device):
-    """The steps above take masks as they are."""
+    """Also those that are drawn beside the ticks: the steps above take masks as they are."""
     model = {"embedding_size": 3, "hidden_sizes": [5, 5], "state_dropout": 0.5}
     model |= {f"{name}_dropout": 0.5 for name in ("input", "inter_layer", "output", "projection")}
     run, fused = fused_run(tiny_run.config(folder, model), device)

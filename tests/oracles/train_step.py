@@ -1,6 +1,6 @@
 """A training step in plain torch with masks that are given, in float64 or as the model is.
 
-The masks are those that a `FusedStep` has drawn for its next step, so that both make the same.
+The masks are those that a `FusedStep` has just drawn, so that both make the same step.
 """
 
 import torch
@@ -12,7 +12,7 @@ from afterdrop.train.optimiser import build_optimiser
 
 
 def drawn_masks(steps):
-    """Copies of the next step's masks, in the order of a model's calls, without padding."""
+    """The masks of a step in the order in which a model asks for them, without padding."""
     H, E = steps.model.config.hidden_sizes[0], steps.model.embedding.shape[1]
     (state, inter), sharing = steps.stack.masks, steps.stack.sharing
     masks = [steps.masks["input"][..., :E]] if "input" in steps.masks else []
@@ -25,7 +25,7 @@ def drawn_masks(steps):
     for name, size in (("output", H), ("projection", E)):
         if name in steps.masks:
             masks.append(steps.masks[name][..., :size])
-    return [mask.clone() for mask in masks]
+    return masks
 
 
 class Given(TorchFunctionMode):

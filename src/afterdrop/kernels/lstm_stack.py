@@ -152,9 +152,6 @@ class Stack:
             for sharing, layers in zip(self.sharing, (L, max(1, L - 1)))
         )
         self.widths = [padded(shape.inputs), *[H] * (L - 1)]  # padded inputs of each layer
-        # Layers whose inputs have one width, in two parts if there are two layers.
-        middle = L // 2 if self.widths[0] == H else 1
-        self.parts_x = [slice(0, middle), slice(middle, L)] if L > 1 else [slice(0, 1)]
         self.block_rows = min(64, max(16, triton.next_power_of_2(B)))
         blocks = L * -(-B // self.block_rows)
         self.sizes = forward_sizes(H, blocks, *_processors(device))
@@ -273,11 +270,12 @@ class Stack:
         """Writes the gradients of U [L, 4H₊, H₊], float32; those of biases are their column H."""
         product(self._d_gates_t(), self.h[:, :-1].flatten(1, 2), d_w_h)
 
-    def input_weight_gradients(self, d_w_x: Tensor, layers: slice) -> None:
-        """Writes the gradients of W [L, 4H₊, X₊], float32, of a part of the layers (`parts_x`)."""
-        width = self.widths[layers][0]
-        x = self.x[layers, ..., :width].flatten(1, 2)
-        product(self._d_gates_t()[layers], x, d_w_x[layers, :, :width])
+    def input_weight_gradients(self, d_w_x: Tensor) -> None:
+        """Writes the gradients of W [L, 4H₊, X₊], float32."""
+        d = self._d_gates_t()
+        for layers, width in _equal(self.widths):
+            x = self.x[layers, ..., :width].flatten(1, 2)
+            product(d[layers], x, d_w_x[layers, :, :width])
 
     def _d_gates_t(self) -> Tensor:
         """[L, 4H₊, time · B]."""
@@ -315,6 +313,14 @@ def forward_sizes(hidden: int, blocks: int, processors: int, memory: int) -> dic
         if hidden // sizes["BLOCK_U"] * blocks <= processors and memory >= _WIDE_BYTES:
             return sizes
     return _SMALL
+
+
+def _equal(widths: list[int]) -> list[tuple[slice, int]]:
+    """Layers with inputs of one width: all, or the first and the others."""
+    first, *others = widths
+    if all(width == first for width in others):
+        return [(slice(None), first)]
+    return [(slice(0, 1), first), (slice(1, None), others[0])]
 
 
 def product(a: Tensor, b: Tensor, out: Tensor | None = None, scale: float = 1.0) -> Tensor:

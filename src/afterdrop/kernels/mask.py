@@ -11,32 +11,31 @@ import triton.language as tl
 from torch import Tensor
 
 _BLOCK = 2048
-_WORD = 2**16  # values of an element's random number
 _WIDE = 1024
 
 
 @triton.jit
-def _draw(mask, counter, count, seed, site, dropped, scale, BLOCK: tl.constexpr):
-    lane = tl.arange(0, BLOCK // 8)
+def _draw(mask, counter, count, seed, site, rate, BLOCK: tl.constexpr):
+    lane = tl.arange(0, BLOCK // 4)
     step = tl.load(counter).to(tl.uint32)
-    # Philox takes a key and a counter of four words: an eighth of a block, a step, a site.
+    # Philox takes a key and a counter of four words: a quarter of a block, a step, a site.
     zero = lane * 0
     words = tl.philox(
         seed,
-        (tl.program_id(0) * (BLOCK // 8) + lane).to(tl.uint32),
+        (tl.program_id(0) * (BLOCK // 4) + lane).to(tl.uint32),
         (zero + step).to(tl.uint32),
         (zero + site).to(tl.uint32),
         zero.to(tl.uint32),
     )
-    for eighth in tl.static_range(8):
-        u = (words[eighth // 2] >> (16 * (eighth % 2))).to(tl.int32) & 0xFFFF
-        kept = tl.where(u >= dropped, scale, 0.0)
-        index = tl.program_id(0) * BLOCK + eighth * (BLOCK // 8) + lane
+    for quarter in tl.static_range(4):
+        u = (words[quarter] >> 8).to(tl.float32) * (1.0 / 16777216.0)
+        kept = tl.where(u >= rate, 1 / (1 - rate), 0.0)
+        index = tl.program_id(0) * BLOCK + quarter * (BLOCK // 4) + lane
         tl.store(mask + index, kept.to(mask.dtype.element_ty), mask=index < count)
 
 
 def draw_mask(mask: Tensor, counter: Tensor, seed: int, site: int, rate: float) -> None:
-    """Fills a mask with 0 and 1/(1 − rate), the rate taken as a multiple of 2⁻¹⁶.
+    """Fills a mask with 0 and 1/(1 − rate).
 
     Args:
         mask: Contiguous, any shape and type.
@@ -46,10 +45,8 @@ def draw_mask(mask: Tensor, counter: Tensor, seed: int, site: int, rate: float) 
         rate: Probability of dropping.
     """
     assert mask.is_contiguous()
-    dropped = min(round(rate * _WORD), _WORD - 1)
-    scale = _WORD / (_WORD - dropped)
     grid = (-(-mask.numel() // _BLOCK),)
-    _draw[grid](mask, counter, mask.numel(), seed, site, dropped, scale, BLOCK=_BLOCK)
+    _draw[grid](mask, counter, mask.numel(), seed, site, rate, BLOCK=_BLOCK)
 
 
 @triton.jit

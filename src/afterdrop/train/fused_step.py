@@ -23,7 +23,7 @@ from afterdrop.train.optimiser import AdamTF
 
 _SHARED: dict[str, Sharing] = {"sequence": "window", "step": "step"}
 _IN_STACK = ("state", "inter_layer")  # sites whose masks the stack holds
-_TABLES, _RECURRENT, _INPUT = 0, 1, 2  # groups of parameters, the last one the first of parts
+_TABLES, _RECURRENT, _INPUT = 0, 1, 2  # groups of parameters, as their gradients get done
 _LIFT = 64.0  # of the gradients of logits, so that float16 has those of rare words
 
 
@@ -40,7 +40,7 @@ class FusedStep:
 
     Attributes:
         tokens: [2, R] inputs and targets of the step.
-        counter: The number of the next step, whose masks are drawn.
+        counter: The step's number, which its masks depend on.
         loss: Of the last step, a scalar.
     """
 
@@ -84,7 +84,6 @@ class FusedStep:
             section.max_norm,
         )
         self.adam.steps.fill_(optimiser.param_groups[0]["step"])
-        self._draw_masks()
 
     def _make_masks(self, window: int) -> None:
         """The stack, and masks of the sites outside it."""
@@ -124,8 +123,7 @@ class FusedStep:
 
         d_w_x, d_w_h = gradient(stack.w_x), gradient(stack.w_h)
         self._d_w_x, self._d_w_h = d_w_x.flatten(1, 2), d_w_h.flatten(1, 2)
-        inputs: list[Slot] = []
-        recurrent: list[Slot] = []
+        inputs, recurrent = [], []
         for at, layer in enumerate(lstm_layers(model)):
             d_x, d_h = self._d_w_x[at], self._d_w_h[at]
             inputs.append(self._slot(layer.weight_x, d_x, stack.w_x[at].flatten(0, 1), 4))
@@ -144,7 +142,7 @@ class FusedStep:
         if copies.projection is not None and model.projection is not None:
             self._d_projection = gradient(copies.projection)
             tables.append(self._slot(model.projection, self._d_projection, copies.projection))
-        return [tables, recurrent, *(inputs[part] for part in self.stack.parts_x)]
+        return [tables, recurrent, inputs]
 
     def _slot(
         self, parameter: nn.Parameter, grad: Tensor, copy: Tensor | None = None, groups: int = 1
@@ -158,8 +156,12 @@ class FusedStep:
     def run(self) -> None:
         """One step on `tokens`."""
         stack, beside = self.stack, self._beside
+        with beside.work():
+            self._draw_masks(late=True)
+        self._draw_masks(late=False)
         self._enter()
         stack.forward()
+        beside.join()
         self._softmax()
         with beside.work():
             self._table_gradients()
@@ -171,27 +173,23 @@ class FusedStep:
         stack.recurrent_gradients(self._d_w_h)
         with beside.work():
             self.adam.sum_squares(_RECURRENT)
-        for number, part in enumerate(stack.parts_x):
-            stack.input_weight_gradients(self._d_w_x, part)
-            with beside.work():
-                self.adam.sum_squares(_INPUT + number)
+        stack.input_weight_gradients(self._d_w_x)
+        self.adam.sum_squares(_INPUT)
         beside.join()
-        with beside.work():
-            self.counter += 1
-            self._draw_masks()
         self.adam.step()
-        beside.join()
+        self.counter += 1
 
-    def _draw_masks(self) -> None:
-        """Draws the masks of the step that comes next."""
-        wanted = [(self.masks[name], self.rates[name]) for name in self.masks]
+    def _draw_masks(self, late: bool) -> None:
+        """Draws the masks that only the stack's output needs, or all others."""
+        wanted = [(self.masks[name], self.rates[name], name != "input") for name in self.masks]
         for mask, sharing, name in zip(self.stack.masks, self.stack.sharing, _IN_STACK):
             if sharing != "none":
-                wanted.append((mask, self.rates[name]))
+                wanted.append((mask, self.rates[name], False))
         if self.config.objective.state_reset:
-            wanted.append((self.kept, self.config.objective.state_reset))
-        for site, (mask, rate) in enumerate(wanted):
-            draw_mask(mask, self.counter, self.config.seed, site, rate)
+            wanted.append((self.kept, self.config.objective.state_reset, False))
+        for site, (mask, rate, is_late) in enumerate(wanted):
+            if is_late == late:
+                draw_mask(mask, self.counter, self.config.seed, site, rate)
 
     def _mask(self, name: str) -> Tensor | None:
         """A site's mask with a row for each of B, or for each place; None if nothing drops."""
@@ -200,11 +198,9 @@ class FusedStep:
     def _enter(self) -> None:
         """The dropped input, and the state before the window."""
         stack, table = self.stack, self.copies.embedding
-        with self._beside.work():
-            stack.start(self.kept if self.config.objective.state_reset else None)
         x = stack.x[0].flatten(0, 1)
         apply_mask(table, self._mask("input"), x, table.shape[1], self.tokens[0])
-        self._beside.join()
+        stack.start(self.kept if self.config.objective.state_reset else None)
 
     def _softmax(self) -> None:
         """Losses, and gradients of the stack's dropped output."""
