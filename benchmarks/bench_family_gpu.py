@@ -62,7 +62,8 @@ def text(options: argparse.Namespace) -> None:
         return lambda: evaluate_text(model, tokens[:count], 0, settings, stream, lines=False)
 
     cold, _ = timed(evaluate(20 * window, options.num_samples))
-    evaluate(options.tokens // 20, options.num_samples)()
+    # Two batches, of full and of other size: what is timed compiles nothing.
+    evaluate(min(options.tokens, 140 * window), options.num_samples)()
     took, peak = timed(evaluate(options.tokens, options.num_samples))
     _, fewer = timed(evaluate(options.tokens // 10, options.num_samples // 5))
     print(

@@ -227,7 +227,9 @@ def test_a_model_has_the_same_scores_with_masks_from_kernels(monkeypatch, device
         monkeypatch.setattr(worker.kernels, "ready", lambda _, ready=ready: ready)
         found.append(ad.evaluate(model, [(tokens, tokens)], **how).tensors)
     for name, tensor in found[0].items():
-        torch.testing.assert_close(found[1][name], tensor, rtol=1e-4, atol=1e-5)
+        # On a GPU partitions come from a ladder too, and those of halves from every fourth rung.
+        rung = 1e-3 if device.type == "cuda" and name.endswith("half") else 1e-5
+        torch.testing.assert_close(found[1][name], tensor, rtol=10 * rung, atol=rung)
 
 
 def test_nan_logits_are_refused_with_the_batch(monkeypatch, device):

@@ -83,23 +83,26 @@ def _update(
     piece = pieces + number * 7
     lane = tl.arange(0, BLOCK)
     g, theta, parameter, inside = _gradient(pieces, number, l2, BLOCK)
-    g *= tl.load(factors)
     square = tl.load(piece + 2).to(tl.pointer_type(tl.float32)) + lane
     v = tl.load(square, mask=inside, other=0.0)
+    # All loads before all stores, so that none waits for another.
+    clip = tl.load(factors)
+    size = tl.load(factors + 1)
+    copy = tl.load(piece + 3)
+    kind = tl.load(piece + 6)  # as in _KINDS
+    g *= clip
     v = beta2 * v + (1 - beta2) * g * g
     tl.store(square, v, mask=inside)
-    theta -= tl.load(factors + 1) * g / (tl.sqrt(v) + epsilon)
+    theta -= size * g / (tl.sqrt(v) + epsilon)
     tl.store(parameter, theta, mask=inside)
-    kind = tl.load(piece + 6)  # as in _KINDS
     if kind == 1:
-        copy = tl.load(piece + 3).to(tl.pointer_type(tl.float32)) + lane
-        tl.store(copy, theta, mask=inside)
+        tl.store(copy.to(tl.pointer_type(tl.float32)) + lane, theta, mask=inside)
     if kind == 2:
-        half = tl.load(piece + 3).to(tl.pointer_type(tl.float16)) + lane
-        tl.store(half, theta.to(tl.float16), mask=inside)
+        half = theta.to(tl.float16)
+        tl.store(copy.to(tl.pointer_type(tl.float16)) + lane, half, mask=inside)
     if kind == 3:
-        brain = tl.load(piece + 3).to(tl.pointer_type(tl.bfloat16)) + lane
-        tl.store(brain, theta.to(tl.bfloat16), mask=inside)
+        brain = theta.to(tl.bfloat16)
+        tl.store(copy.to(tl.pointer_type(tl.bfloat16)) + lane, brain, mask=inside)
 
 
 class Slot:
