@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from afterdrop.data.stream import EvalStripes
-from afterdrop.evaluate import carry
+from afterdrop.evaluate import carry, windows
+from afterdrop.evaluate.windows import Windows
+from afterdrop.models import LanguageModel, LanguageModelConfig
 
 
 class Leaky:
@@ -86,3 +88,31 @@ def test_states_that_are_no_numbers_end_the_rounds():
     passes = Leaky(7, math.nan)
     *_, last = carry.carried_states(passes, text)
     assert passes.runs == 4 * 7 and last[0][0].isnan().all()
+
+
+@pytest.mark.parametrize("works", [0, 1, 4])
+def test_a_pass_that_cannot_run_gives_way_to_the_model(works, monkeypatch):
+    """At once, and after the first section of windows; nothing is lost or comes twice."""
+    torch.manual_seed(0)
+    model = LanguageModel(LanguageModelConfig(vocabulary=9, hidden_sizes=(3,))).eval()
+    text = EvalStripes(TEXT.long(), 0, 2, 4, lines=False)  # 13 windows
+    wanted = list(Windows(model, text, 3))
+    states = [state for (_, state), _ in wanted]
+
+    class Broken:
+        """Gives the true states of some windows."""
+
+        def __iter__(self):
+            for number in range(works):
+                h, c = states[number // 3][0]
+                part = slice(2 * (number % 3), 2 * (number % 3) + 2)
+                yield ((h[part], c[part]),)
+            raise RuntimeError("Triton Error [CUDA]: device kernel image is invalid")
+
+    monkeypatch.setattr(windows, "carried_states", lambda *_: iter(Broken()))
+    with pytest.warns(UserWarning, match="the deterministic pass goes on without kernels"):
+        found = list(Windows(model, text, 3, object()))
+    assert len(found) == len(wanted) == 5
+    for ((tokens, state), targets), ((other, before), same) in zip(found, wanted):
+        assert torch.equal(tokens, other) and torch.equal(targets, same)
+        assert all(torch.equal(a, b) for a, b in zip(state[0], before[0]))
