@@ -74,7 +74,7 @@ def test_three_steps_are_those_of_torch(max_norm, l2, device):
 
 
 def test_rows_longer_than_a_block(device):
-    """1,500 columns in blocks of 512, clipped; a copy in another type is rounded."""
+    """1,500 columns in blocks of 1,024, clipped; a copy in another type is rounded."""
     parameter = torch.randn(2, 1500, device=device)
     plain = torch.nn.Parameter(parameter.clone())
     plain.grad = torch.randn_like(plain)
@@ -91,15 +91,15 @@ def test_rows_longer_than_a_block(device):
 
 
 def test_vectors_longer_than_a_block_whose_gradient_is_a_column(device, monkeypatch):
-    """Two groups of 600 elements in blocks of 512, clipped; the norm of parts 2 at a time."""
+    """Two groups of 1,100 elements in blocks of 1,024, clipped; the norm of parts 2 at a time."""
     monkeypatch.setattr(adam_kernels, "_SETTLE", 2)
-    parameter, rest = torch.randn(2 * 600, device=device), torch.randn(20, 3, device=device)
+    parameter, rest = torch.randn(2 * 1100, device=device), torch.randn(20, 3, device=device)
     plain = [torch.nn.Parameter(p.clone()) for p in (parameter, rest)]
     for p in plain:
         p.grad = torch.randn_like(p)
-    wide = torch.zeros(2 * 640, 4, device=device)
-    wide[:, 1].view(2, 640)[:, :600] = plain[0].grad.view(2, 600)
-    copy = torch.zeros(2 * 608, device=device)
+    wide = torch.zeros(2 * 1120, 4, device=device)
+    wide[:, 1].view(2, 1120)[:, :1100] = plain[0].grad.view(2, 1100)
+    copy = torch.zeros(2 * 1104, device=device)
     slots = [
         Slot(parameter, wide[:, 1], torch.zeros_like(parameter), copy, 2),
         Slot(rest, plain[1].grad.clone(), torch.zeros_like(rest)),
@@ -114,5 +114,25 @@ def test_vectors_longer_than_a_block_whose_gradient_is_a_column(device, monkeypa
     for slot, p in zip(slots, plain):
         assert relative(slot.parameter, p) < 1e-6
         assert relative(slot.square, optimiser.state[p]["square"]) < 2e-5  # 1 − β2 in float32
-    assert torch.equal(copy.view(2, 608)[:, :600], parameter.view(2, 600))
-    assert not copy.view(2, 608)[:, 600:].any()
+    assert torch.equal(copy.view(2, 1104)[:, :1100], parameter.view(2, 1100))
+    assert not copy.view(2, 1104)[:, 1100:].any()
+
+
+def test_copies_of_every_type_in_one_step(device):
+    types = [None, torch.float32, torch.float16, torch.bfloat16]
+    parameters = [torch.randn(3, 5, device=device) for _ in types]
+    copies = [t and torch.full((3, 8), -1.0, dtype=t, device=device) for t in types]
+    slots = [
+        Slot(p, torch.randn(3, 5, device=device), torch.zeros_like(p), copy)
+        for p, copy in zip(parameters, copies)
+    ]
+    adam = Adam([slots], 0.0, 0.999, 1e-8, None)
+    adam.learning_rate.fill_(0.1)
+    adam.step()
+    for parameter, copy in zip(parameters, copies):
+        if copy is not None:
+            # The interpreter cuts off what a device rounds to bfloat16.
+            near = 2**-7 if copy.dtype == torch.bfloat16 else 0
+            wanted = parameter.to(copy.dtype)
+            torch.testing.assert_close(copy[:, :5], wanted, rtol=near, atol=0)
+            assert (copy[:, 5:] == -1).all()

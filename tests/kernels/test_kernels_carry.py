@@ -5,8 +5,15 @@ import pytest
 import torch
 from tiny_evaluation import MODELS, V, build
 
+import afterdrop as ad
+from afterdrop import kernels
 from afterdrop.data.stream import EvalStripes
+from afterdrop.evaluate import language
+from afterdrop.evaluate.evaluate import Settings
+from afterdrop.evaluate.fused_language import FusedLanguageWorker
+from afterdrop.evaluate.language import StreamSettings
 from afterdrop.evaluate.windows import Windows
+from afterdrop.masks.uniforms import Plan
 from afterdrop.models.fused import Copies, DeterministicPass
 
 pytestmark = kernel_device.quiet
@@ -30,3 +37,19 @@ def test_states_are_those_of_the_model_window_after_window(stripes, device):
         for ours, theirs in zip(states, before):
             for a, b in zip(ours, theirs):
                 torch.testing.assert_close(a, b, rtol=0, atol=near)
+
+
+@pytest.mark.parametrize(
+    ("stripes", "time", "windows", "rows"),
+    [(1, 3, 9, 9), (1, 3, 99, 64), (7, 3, 99, 63), (99, 3, 9, 99), (2, 99, 99, 6), (2, 999, 9, 2)],
+)
+def test_as_many_pieces_as_there_are_windows_room_and_memory(
+    stripes, time, windows, rows, device, monkeypatch
+):
+    """A window of two stripes and 99 steps takes 280 of the 1,024 KiB."""
+    monkeypatch.setattr(kernels, "why_not", lambda *_: None)
+    model = build(device, **MODELS["two layers"])
+    settings = Settings(ad.Grid((1,), (0, 1)), Plan(4), memory=2**20)
+    stream = StreamSettings(time=time, stripes=stripes)
+    kind, passes = language._fused(model, settings, stream, windows)
+    assert kind is FusedLanguageWorker and passes.tokens.shape == (time, rows)

@@ -34,6 +34,24 @@ def test_losses_and_gradients(V, device):
     assert (gradient[:, V:] == 1e9).all()
 
 
+def test_float16_logits_hold_the_gradient_of_rare_classes(device):
+    """Without the lift of 64 a gradient of 2e-9 would be 0; with it half a step is 5e-10."""
+    logits = torch.zeros(2, 2056, dtype=torch.float16)
+    logits[:, 0] = 20
+    targets, bias = torch.tensor([0, 7]), torch.zeros(2051)
+    here, loss = logits.to(device, copy=True), torch.empty(2, device=device)
+    cross_entropy(here, bias.to(device), targets.to(device), loss, 64.0)
+    exact = logits[:, :2051].double().requires_grad_()
+    wanted = F.cross_entropy(exact, targets, reduction="none")
+    wanted.sum().backward()
+    torch.testing.assert_close(loss.double().cpu(), wanted.detach(), rtol=1e-5, atol=1e-6)
+    found = here[:, :2051].double().cpu() / 64
+    torch.testing.assert_close(found[:, 1:], exact.grad[:, 1:], rtol=2**-10, atol=2**-31)
+    torch.testing.assert_close(found[:, 0], exact.grad[:, 0], rtol=2**-10, atol=5e-7)  # p − 1
+    assert (exact.grad[0, 1] < 3e-9) and (found[0, 1] > 0)
+    assert not here[:, 2051:].any()
+
+
 def test_large_logits_neither_overflow_nor_underflow(device):
     (loss, gradient), (wanted, d_wanted) = both(70, 1e4, device)
     assert wanted.max() > 1e4

@@ -15,7 +15,7 @@ from tiny_evaluation import MODELS, Float32Worker, V, assert_same, build, evalua
 import afterdrop as ad
 from afterdrop.errors import DataError
 from afterdrop.evaluate.fused_features import SampledFeatures
-from afterdrop.evaluate.fused_language import FusedLanguageWorker
+from afterdrop.evaluate.fused_language import FusedLanguageWorker, with_bias
 from afterdrop.evaluate.language import LanguageWorker, StreamSettings
 from afterdrop.evaluate.protocol import Protocol
 from afterdrop.masks.uniforms import Plan
@@ -32,6 +32,7 @@ device = kernel_device.device
         ("two layers", "stream"),
         ("projection", "stream"),
         ("untied plain stack", "window"),
+        ("room for one bias", "window"),
     ],
 )
 def test_all_scores_are_those_of_the_plain_worker(name, lifetime, device):
@@ -86,6 +87,23 @@ def test_logits_that_are_no_numbers_are_refused(device):
         model.softmax_bias[3] = float("nan")
     with pytest.raises(DataError, match="NaN or infinite logits"):
         evaluated(model, Float32Worker, stream)
+
+
+@pytest.mark.parametrize("name", ["projection", "room for one bias"])
+def test_float16_columns_hold_the_bias_nearly_as_float32(name, device):
+    model = build(device, **MODELS[name])
+    copies = Copies(model, torch.float16)
+    copies.pack()
+    protocol = Protocol("valid", ad.Grid((1,), (1,)), Plan(4), 0.125, 8.0, V, "", True, False)
+    sampled = SampledFeatures(copies, protocol, StreamSettings())
+    bias = model.softmax_bias.detach()
+    table = with_bias(copies.softmax, bias, sampled).double()
+    size = model.embedding.shape[1]
+    assert torch.equal(table[:V, :size].half(), model.embedding.half())
+    held = table[:V, size:].sum(1)
+    assert (held - table[:V, size]).abs().max() > 1e-5  # a second column is needed
+    torch.testing.assert_close(held, bias.double(), rtol=2**-21, atol=2**-24)
+    assert not table[V:].any()
 
 
 def test_carried_states_are_those_of_the_model(device):

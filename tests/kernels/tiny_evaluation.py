@@ -37,6 +37,7 @@ def build(device, **options):
     with torch.no_grad():
         for parameter in model.parameters():  # initial weights hardly tell one mask from another
             parameter.mul_(3)
+        model.softmax_bias.normal_()
     return model
 
 
@@ -99,6 +100,7 @@ MODELS = {
         "output_dropout": 0.5,
         "projection_dropout": 0.2,
     },
+    "room for one bias": {"hidden_sizes": (31,), "state_dropout": 0.3, "output_dropout": 0.5},
     "untied plain stack": {
         "hidden_sizes": (5, 5),
         "tied": False,

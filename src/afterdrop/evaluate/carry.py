@@ -5,7 +5,8 @@ that run side by side, in rounds: a piece starts where the one before it ended i
 first from zero. The rounds are over when all pieces start from where those before them end.
 
 The first n pieces are right after n rounds, whatever the model. A model that has forgotten after a
-piece what came before it needs two, a trained one that forgets more slowly needs three.
+piece what came before it needs two; a trained one took three on PTB's validation text, where a
+piece has 1,200 tokens, and eleven where it had 210.
 
 Legend: L layers, s stripes of the text, P pieces, n windows of a piece, H units.
 """
@@ -21,7 +22,7 @@ from afterdrop.data.stream import EvalStripes
 if TYPE_CHECKING:
     from afterdrop.models.fused import DeterministicPass
 
-ROWS = 64  # pieces of all stripes: as many take a GPU no longer than one
+ROWS = 64  # of the pieces of all stripes: as many take a GPU no longer than one
 _BYTES = 2**27  # of states at a time
 _NEAR = 2.0**-11  # how states agree: as float16, in which they enter products, resolves 1
 
@@ -30,7 +31,7 @@ def carried_states(passes: "DeterministicPass", stripes: EvalStripes) -> Iterato
     """The state before each window, as a model takes it: (h, c) of each layer, [s, H].
 
     Args:
-        passes: The kernels' pass over `ROWS` rows, or as many stripes if there are more.
+        passes: The kernels' pass over the rows of all pieces, the stripes of a piece together.
         stripes: The text.
     """
     passes.reset()
@@ -53,12 +54,14 @@ def _section(
     tokens = [_tokens(stripes, numbers[at::each], rows) for at in range(each)]
     begins = torch.zeros_like(_packed(passes.state))
     begins[:, :, :s] = start
-    for _ in range(pieces):
+    for number in range(1, pieces + 1):
         passes.begin(tuple((h, c) for h, c in begins))
         found = [begins]
         for window in tokens:
             passes.run(window)
             found.append(_packed(passes.state))
+        if number == pieces:
+            break
         following = torch.cat([start, found[-1][:, :, :-s]], 2)
         near = (following - begins).abs() <= _NEAR * following.abs().clamp_min(1.0)
         if bool(near[:, :, : pieces * s].all()):  # a NaN is near nothing
@@ -66,7 +69,7 @@ def _section(
         begins = following
     states = torch.stack(found, 2)  # [L, 2, n + 1, rows, H]
     states = states[..., : pieces * s, :].unflatten(3, (pieces, s)).transpose(2, 3)
-    last = states[:, :, -1, len(numbers) - (pieces - 1) * each]
+    last = states[:, :, -1, len(numbers) - (pieces - 1) * each].clone()  # not all that it is of
     return states[:, :, :, :-1].flatten(2, 3)[:, :, : len(numbers)], last
 
 

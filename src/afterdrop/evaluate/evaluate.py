@@ -170,10 +170,10 @@ def run_evaluation(
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     reader = settings.reader
-    head, stream, total = _peek(batches)
-    first = reader.batch(head, 0, settings.first_example, device)
     current_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
     with torch.no_grad(), eval_mode(model), current_device:  # kernels go to the current device
+        head, stream, total = _peek(batches)
+        first = reader.batch(head, 0, settings.first_example, device)
         sites = _dry_run(model, first, settings)
         protocol = agree(_protocol(model, first, settings, sites), settings.ranks)
         worker = worker_class(

@@ -179,7 +179,7 @@ class SampledFeatures:
         if projects:
             features = self._projected(features, examples, W, time)
         size = self.size
-        features[:, size : size + BIASES] = 1.0  # the cell has written zeros there
+        features[:, size : size + BIASES] = 1.0  # again: what comes before writes zeros
         return features, plain
 
     def _projected(

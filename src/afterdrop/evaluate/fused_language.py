@@ -91,7 +91,7 @@ class FusedLanguageWorker(LanguageWorker):
         # Sums of more targets are finished together, so that their kernel fills the processors.
         self.targets_together = together // self.targets_at_once * self.targets_at_once
         self.sums = family_sums(self.protocol, self.targets_together, self.device)
-        self._table = self._with_bias()
+        self._table = with_bias(self.copies.softmax, self._bias, self.sampled)
         shape = self.targets_at_once * K, types
         self._logits = torch.empty(shape, dtype=self.dtype, device=self.device)
         self._passes: DeterministicPass | None = None
@@ -191,17 +191,6 @@ class FusedLanguageWorker(LanguageWorker):
         out["held"] = found["lowest"].amin().view(1)
         return {f"mc_{name}": tensor for name, tensor in out.items()}
 
-    def _with_bias(self) -> Tensor:
-        """The softmax's table with its bias, and what rounding leaves of it, in columns."""
-        sampled, table = self.sampled, self.copies.softmax
-        wide = table.new_zeros(len(table), sampled.width)
-        wide[:, : sampled.size] = table[:, : sampled.size]
-        left = self._bias
-        for column in range(sampled.size, sampled.size + BIASES):
-            wide[: len(left), column] = left
-            left = left - wide[: len(left), column]
-        return wide
-
     def _family(self, features: Tensor, targets: Tensor) -> Results:
         """Sums over samples of all targets, multiplier by multiplier."""
         count, K = len(self.multipliers) * len(targets), self.protocol.plan.num_samples
@@ -240,3 +229,19 @@ class FusedLanguageWorker(LanguageWorker):
         """Logits [N, V] of the stack's output [N, H₊]."""
         logits = self.copies.logits(self.copies.features(y))
         return logits[:, : len(self._bias)] + self._bias
+
+
+def with_bias(table: Tensor, bias: Tensor, sampled: SampledFeatures) -> Tensor:
+    """The softmax's table [V₊, width], with its bias and what rounding leaves of that in columns.
+
+    Args:
+        table: [V₊, ≥ size].
+        bias: [V] float32.
+        sampled: Whose features have ones for it.
+    """
+    wide = table.new_zeros(len(table), sampled.width)
+    wide[:, : sampled.size] = table[:, : sampled.size]
+    for column in range(sampled.size, sampled.size + BIASES):
+        wide[: len(bias), column] = bias
+        bias = bias - wide[: len(bias), column]
+    return wide

@@ -119,7 +119,7 @@ def evaluate_text(
     stripes = EvalStripes(tokens.cpu(), eos, stream.stripes, stream.time, lines=lines)
     together = _windows_at_once(model, stream, settings) if stream.carry == "deterministic" else 1
     settings = dataclasses.replace(settings, stream=stream.named(), reader=Reader(0, -100))
-    kind, passes = _fused(model, settings, stream)
+    kind, passes = _fused(model, settings, stream, len(stripes))
     windows = Windows(model, stripes, together, passes)
 
     def worker(*args: Any) -> LanguageWorker:
@@ -142,18 +142,24 @@ def evaluate_text(
 
 def _windows_at_once(model: LanguageModel, stream: StreamSettings, settings: Settings) -> int:
     """Windows whose deterministic logits and states, with their copies, fit the memory."""
+    logits = 4 * stream.stripes * stream.time * model.config.vocabulary
+    return max(1, min(stream.windows, _most_windows(model, stream, settings, 4 * logits)))
+
+
+def _most_windows(
+    model: LanguageModel, stream: StreamSettings, settings: Settings, more: int = 0
+) -> int:
+    """Windows of all stripes whose states, and `more` bytes of each, fit the memory."""
     budget, _ = memory_budget(settings.memory, model.softmax_bias.device)
     config = model.config.resolved()
-    logits = 4 * stream.stripes * stream.time * config.vocabulary
     width = max(*config.hidden_sizes, config.embedding_size or 0) + 64  # padded
     units = len(config.hidden_sizes) * (stream.time + 1) * stream.stripes * width
     # The kernels count in 32 bits.
-    most = min(budget // (4 * logits + 10 * units), (2**31 - 1) // units)
-    return max(1, min(stream.windows, most))
+    return min(budget // (more + 10 * units), (2**31 - 1) // units)
 
 
 def _fused(
-    model: LanguageModel, settings: Settings, stream: StreamSettings
+    model: LanguageModel, settings: Settings, stream: StreamSettings, windows: int
 ) -> tuple[type["LanguageWorker"], "DeterministicPass | None"]:
     """The worker that suits model and device, and the kernels' deterministic pass if it has one."""
     device = model.softmax_bias.device
@@ -166,8 +172,10 @@ def _fused(
         if reason is None:
             copies = Copies(model, FusedLanguageWorker.dtype)
             copies.pack()
-            rows = max(ROWS, stream.stripes)
-            return FusedLanguageWorker, DeterministicPass(copies, rows, stream.time)
+            most = _most_windows(model, stream, settings)
+            pieces = max(1, min(ROWS // stream.stripes, windows, most))
+            passes = DeterministicPass(copies, pieces * stream.stripes, stream.time)
+            return FusedLanguageWorker, passes
     if device.type == "cuda" and settings.progress and settings.ranks.first:
         tqdm.write(f"Evaluating without kernels, which is slower: {reason}.")
     return LanguageWorker, None

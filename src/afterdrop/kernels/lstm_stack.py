@@ -44,7 +44,7 @@ def padded(size: int) -> int:
 
 
 def fine(dtype: torch.dtype) -> torch.dtype:
-    """The type of gates and masks: float16, eight times finer, in the place of bfloat16.
+    """The type of gates, masks, tables and logits: float16, eight times finer, for bfloat16.
 
     Example:
         >>> fine(torch.bfloat16), fine(torch.float32)
@@ -335,6 +335,7 @@ def product(a: Tensor, b: Tensor, out: Tensor | None = None, scale: float = 1.0)
     Returns:
         `out`.
     """
+    assert scale == 1 or a.dim() == 2
     if out is None:
         out = torch.empty(*a.shape[:-1], b.shape[-1], device=a.device)
     if not (a.is_cuda and a.dtype in (torch.bfloat16, torch.float16)):

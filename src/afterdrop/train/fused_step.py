@@ -36,7 +36,7 @@ class FusedStep:
         optimiser: Its squares are kept up to date.
         window: Time steps.
         step: The step to go on from.
-        dtype: Of the products' operands.
+        dtype: Of the operands of the stack's products.
 
     Attributes:
         tokens: [2, R] inputs and targets of the step.
