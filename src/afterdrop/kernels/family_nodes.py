@@ -14,8 +14,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from afterdrop.family.ladder import EVERY, OCTAVES, STEPS
 from afterdrop.kernels.bases import LN2, LOG2E
 from afterdrop.kernels.sample_sums import LIFT
+
+_FINE: tl.constexpr = tl.constexpr(OCTAVES * STEPS + 2)  # values of the whole
+_ROUGH: tl.constexpr = tl.constexpr(OCTAVES * STEPS // EVERY + 1)  # and of a half
 
 
 @triton.jit
@@ -189,8 +193,8 @@ def family_nodes(
     alphas,
     drops,  # [A] 2^(−96 α), which undoes the lift
     first,  # [8] b of the first octave
-    G,  # [A, 66, total]
-    G_half,  # [2, A, 17, total]
+    G,  # [A, rungs and 1 and 2, total]
+    G_half,  # [2, A, every fourth rung and 1, total]
     peaks,
     classes,
     entropies,
@@ -255,7 +259,7 @@ def family_nodes(
             drop,
             _log2(most, alpha, inverse_alpha, drop, FAST),
             first,
-            G + (a * 66).to(tl.int64) * total + place,
+            G + (a * _FINE).to(tl.int64) * total + place,
             total,
             True,
             PAIRS,
@@ -287,7 +291,7 @@ def family_nodes(
             drop,
             _log2(most, alpha, inverse_alpha, drop, FAST),
             first,
-            G_half + (((which - 1) * A + a) * 17).to(tl.int64) * total + place,
+            G_half + (((which - 1) * A + a) * _ROUGH).to(tl.int64) * total + place,
             total,
             False,
             PAIRS,
