@@ -169,7 +169,7 @@ def test_a_cpu_evaluates_plainly_even_in_the_interpreter():
     model = LanguageModel(LanguageModelConfig(9, (4,), output_dropout=0.5))
     settings, stream = Settings(ad.Grid((0, 1), (0, 1)), Plan(4)), StreamSettings()
     assert why_not_evaluated(model, settings, stream, CPU) is not None
-    assert _fused(model, settings, stream) == (LanguageWorker, None)
+    assert _fused(model, settings, stream, 9) == (LanguageWorker, None)
 
 
 @pytest.mark.parametrize("shown", [True, False])
@@ -177,7 +177,7 @@ def test_a_gpu_without_kernels_says_so_where_there_is_a_bar(shown, monkeypatch, 
     monkeypatch.setattr(kernels, "why_not", lambda device: "Turing is older")
     on_gpu = types.SimpleNamespace(softmax_bias=types.SimpleNamespace(device=CUDA))
     settings = Settings(ad.Grid((0, 1), (0, 1)), Plan(4), progress=shown)
-    assert _fused(on_gpu, settings, StreamSettings()) == (LanguageWorker, None)
+    assert _fused(on_gpu, settings, StreamSettings(), 9) == (LanguageWorker, None)
     note = "Evaluating without kernels, which is slower: Turing is older.\n"
     assert capsys.readouterr().out == (note if shown else "")
 
