@@ -97,12 +97,11 @@ def _update(
     tl.store(parameter, theta, mask=inside)
     if kind == 1:
         tl.store(copy.to(tl.pointer_type(tl.float32)) + lane, theta, mask=inside)
-    if kind == 2:
-        half = theta.to(tl.float16)
-        tl.store(copy.to(tl.pointer_type(tl.float16)) + lane, half, mask=inside)
-    if kind == 3:
-        brain = theta.to(tl.bfloat16)
-        tl.store(copy.to(tl.pointer_type(tl.bfloat16)) + lane, brain, mask=inside)
+    if kind > 1:  # both types as bits, for one branch and one store
+        half = theta.to(tl.float16).to(tl.int16, bitcast=True)
+        brain = theta.to(tl.bfloat16).to(tl.int16, bitcast=True)
+        bits = tl.where(kind == 2, half, brain)
+        tl.store(copy.to(tl.pointer_type(tl.int16)) + lane, bits, mask=inside)
 
 
 class Slot:
