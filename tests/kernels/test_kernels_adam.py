@@ -132,7 +132,8 @@ def test_copies_of_every_type_in_one_step(device):
     for parameter, copy in zip(parameters, copies):
         if copy is not None:
             # The interpreter cuts off what a device rounds to bfloat16.
-            near = 2**-7 if copy.dtype == torch.bfloat16 else 0
+            cut = device.type == "cpu" and copy.dtype == torch.bfloat16
+            near = 2**-7 if cut else 0
             wanted = parameter.to(copy.dtype)
             torch.testing.assert_close(copy[:, :5], wanted, rtol=near, atol=0)
             assert (copy[:, 5:] == -1).all()

@@ -136,11 +136,7 @@ def test_outputs_and_gradients_are_those_of_float64(case, device):
 
 
 @pytest.mark.parametrize("case", CASES[2:5], ids=str)
-@pytest.mark.parametrize(
-    "sizes",
-    [lstm_stack._LONG, lstm_stack._WIDE],
-    ids=["long", "wide"],
-)
+@pytest.mark.parametrize("sizes", [lstm_stack._LONG, lstm_stack._WIDE], ids=["long", "wide"])
 def test_programs_of_other_sizes(sizes, case, device, monkeypatch):
     monkeypatch.setattr(lstm_stack, "forward_sizes", lambda *found: sizes)
     *shape, state, inter = case
