@@ -12,7 +12,7 @@ from torch import Tensor
 
 from afterdrop.errors import DataError
 from afterdrop.masks.control import Control
-from afterdrop.masks.dry_run import output_tensor
+from afterdrop.masks.outputs import output_tensor
 from afterdrop.masks.rows import Rows, split_evenly, take_rows
 from afterdrop.masks.sites import Sites
 from afterdrop.masks.uniforms import Plan

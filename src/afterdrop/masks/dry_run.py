@@ -13,18 +13,19 @@ What cannot be verified raises a `SiteError` that names the modules and the reme
 import contextlib
 import dataclasses
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from afterdrop.errors import AfterdropError, DataError, SiteError
+from afterdrop.errors import AfterdropError, SiteError
 from afterdrop.masks.control import Control, Place, Visit
 from afterdrop.masks.detect import Detector, Draw
 from afterdrop.masks.mode import eval_mode
-from afterdrop.masks.rows import Layout, batch_size, probe_layout, take_rows, tensors
+from afterdrop.masks.outputs import close, output_tensor
+from afterdrop.masks.rows import Layout, batch_size, probe_layout, take_rows
 
 _MASK_KERNELS = ("bernoulli", "bernoulli_", "native_dropout", "_fused_dropout")
 
@@ -183,7 +184,7 @@ class DryRun:
         expected = self._eval_output()
         control = Control(self.model, frozenset(held), self.rates, places=layouts)
         for output in self._at_rate_zero(control):
-            if _close(output, expected):
+            if close(output, expected):
                 continue
             raw = sorted({str(v.place) for v in control.visits if v.raw})
             hint = f" Undeclared masks may be in: {', '.join(raw)}." if raw else ""
@@ -233,7 +234,7 @@ class DryRun:
                 others = [
                     x.narrow(self.batch_dim, self.batch, self.batch) for x in (output, expected)
                 ]
-                if _close(*others):
+                if close(*others):
                     fitting.append(layout)
         return fitting[0] if len(fitting) == 1 else Layout(None, varies=True)
 
@@ -252,7 +253,7 @@ class DryRun:
             return False, f"the model fails on a single row: {type(error).__name__}"
         first = output.narrow(self.batch_dim, 0, 1)
         again = output.narrow(self.batch_dim, self.batch, 1)
-        if not (_close(single, first) and _close(again, first)):
+        if not (close(single, first) and close(again, first)):
             return False, "the rows of a batch influence each other"
         return True, ""
 
@@ -289,65 +290,5 @@ def _own(visit: Visit) -> Tensor | None:
     return value if value is not None and value.dim() == len(visit.shape) else None
 
 
-@contextlib.contextmanager
-def full_precision() -> Iterator[None]:
-    """Products of float32 without TF32, whose rounding would look like something that changed."""
-    cuda: Any = torch.backends.cuda.matmul
-    cudnn: Any = torch.backends.cudnn
-    try:
-        precision, convolutions = torch.get_float32_matmul_precision(), cudnn.allow_tf32
-    except RuntimeError:  # set by torch's newer interface, which the older one does not read
-        places = cuda, cudnn.conv, cudnn.rnn
-        before = [place.fp32_precision for place in places]
-        try:
-            for place in places:
-                place.fp32_precision = "ieee"
-            yield
-        finally:
-            for place, value in zip(places, before):
-                place.fp32_precision = value
-        return
-    try:
-        torch.set_float32_matmul_precision("highest")
-        cudnn.allow_tf32 = False
-        yield
-    finally:
-        torch.set_float32_matmul_precision(precision)
-        cudnn.allow_tf32 = convolutions
-
-
-def _close(output: Tensor, expected: Tensor) -> bool:
-    if output.shape != expected.shape:
-        return False
-    finite = expected.nan_to_num(0.0, 0.0, 0.0)
-    scale = finite.abs().max().item() if finite.numel() else 0.0
-    kind = output.device.type
-    autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    dtype = torch.get_autocast_dtype(kind) if autocast else output.dtype
-    epsilon = torch.finfo(dtype).eps  # 16-bit models round at every layer
-    rtol, atol = max(1e-3, 8 * epsilon), max(1e-4, 4 * epsilon) * scale
-    return torch.allclose(output, expected, rtol=rtol, atol=atol, equal_nan=True)
-
-
 def _where(draws: list[Draw]) -> str:
     return ", ".join(sorted({f"{draw.module or '(root)'} ({draw.op})" for draw in draws}))
-
-
-def output_tensor(output: Any) -> Tensor:
-    """The logits of what a model returned: a tensor, an object with `.logits`, a dict or a tuple.
-
-    Raises:
-        DataError: If there are no logits in it.
-    """
-    logits = output.get("logits") if isinstance(output, Mapping) else None
-    logits = getattr(output, "logits", None) if logits is None else logits
-    if not isinstance(logits, Tensor):
-        found = [tensor for tensor in tensors(output) if tensor.is_floating_point()]
-        logits = found[0] if found else None
-    if logits is None or logits.dim() == 0:
-        what = "no logits" if logits is None else "a single number where logits should be"
-        raise DataError(
-            f"the model returned {type(output).__name__} with {what}; return the logits as a "
-            "tensor, first of a tuple, under the key 'logits', or as .logits of an object"
-        )
-    return logits

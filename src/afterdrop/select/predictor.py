@@ -11,8 +11,8 @@ from afterdrop.evaluate.accumulate import log_softmax
 from afterdrop.evaluate.passes import memory_budget, plan_chunks, sample_ranges
 from afterdrop.family.member import Member
 from afterdrop.family.power_mean import PowerSums
-from afterdrop.masks.dry_run import output_tensor
 from afterdrop.masks.mode import eval_mode
+from afterdrop.masks.outputs import output_tensor
 from afterdrop.masks.rows import Rows, batch_size, split_evenly, take_rows
 from afterdrop.masks.sites import Sites, find_sites
 from afterdrop.masks.uniforms import Plan, Scheme
