@@ -18,11 +18,11 @@ pytestmark = kernel_device.quiet
 device = kernel_device.device
 
 
-def padded_slots(device):
-    """A matrix of 4 groups, a vector in a column of another's gradient, and a plain vector."""
+def padded_slots(device, dtype):
+    """A matrix of 4 groups, a vector in a column of its gradient, and a vector on its own."""
     sizes = {"matrix": (12, 5), "gates": (12,), "bias": (7,)}
     parameters = {name: torch.randn(size, device=device) for name, size in sizes.items()}
-    wide = torch.zeros(4 * 8, 16, device=device)  # groups of 3 rows in 8
+    wide = torch.zeros(4 * 8, 16, dtype=dtype, device=device)  # groups of 3 rows in 8
     copies = {
         "matrix": torch.full((4 * 10, 9), -1.0, device=device),  # another layout than the gradient
         "gates": torch.full((4 * 8,), -1.0, device=device),
@@ -45,15 +45,16 @@ def true_gradient(slot):
 
 @pytest.mark.parametrize("max_norm", [None, 0.5, 1e6])
 @pytest.mark.parametrize("l2", [0.0, 0.03])
-def test_three_steps_are_those_of_torch(max_norm, l2, device):
-    slots, copies = padded_slots(device)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_three_steps_are_those_of_torch(dtype, max_norm, l2, device):
+    slots, copies = padded_slots(device, dtype)
     plain = [torch.nn.Parameter(slot.parameter.clone()) for slot in slots]
     optimiser = AdamTF(plain, 0.01, 0.9, 1e-6)
     adam = Adam([slots[:1], slots[1:]], l2, 0.9, 1e-6, max_norm)
     adam.learning_rate.fill_(0.01)
     for _ in range(3):
         for slot, parameter in zip(slots, plain):
-            parameter.grad = torch.randn_like(parameter)
+            parameter.grad = torch.randn_like(parameter).to(dtype).float()
             true = true_gradient(slot)
             true.copy_(parameter.grad.view(true.shape))
         add_prior_gradient(plain, l2)

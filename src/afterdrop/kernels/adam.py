@@ -27,13 +27,18 @@ _KINDS = (None, torch.float32, torch.float16, torch.bfloat16)  # of copies; None
 @triton.jit
 def _gradient(pieces, number, l2, BLOCK: tl.constexpr):
     """G + l2 Θ of a piece, Θ, where it is, and which lanes are inside."""
-    piece = pieces + number * 7
+    piece = pieces + number * 8
     lane = tl.arange(0, BLOCK)
-    inside = lane < tl.load(piece + 5)
+    length, is_half = tl.load(piece + 5), tl.load(piece + 7)
+    inside = lane < length
     parameter = tl.load(piece).to(tl.pointer_type(tl.float32)) + lane
-    grad = tl.load(piece + 1).to(tl.pointer_type(tl.float32)) + lane * tl.load(piece + 4)
+    address, step = tl.load(piece + 1), lane * tl.load(piece + 4)
     theta = tl.load(parameter, mask=inside, other=0.0)
-    g = tl.load(grad, mask=inside, other=0.0)
+    # Loads of both types, of which one loads nothing: a branch would have to be waited for.
+    wide = address.to(tl.pointer_type(tl.float32)) + step
+    g = tl.load(wide, mask=lane < length * (1 - is_half), other=0.0)
+    half = address.to(tl.pointer_type(tl.bfloat16)) + step
+    g += tl.load(half, mask=lane < length * is_half, other=0.0).to(tl.float32)
     return g + l2 * theta, theta, parameter, inside
 
 
@@ -80,7 +85,7 @@ def _update(
 ):
     # From the end, where the sum of squares has just been: much of that is still in the cache.
     number = tl.num_programs(0) - 1 - tl.program_id(0)
-    piece = pieces + number * 7
+    piece = pieces + number * 8
     lane = tl.arange(0, BLOCK)
     g, theta, parameter, inside = _gradient(pieces, number, l2, BLOCK)
     square = tl.load(piece + 2).to(tl.pointer_type(tl.float32)) + lane
@@ -109,8 +114,8 @@ class Slot:
 
     Args:
         parameter: [groups · rows, columns] or [groups · rows], contiguous float32.
-        grad: The gradient, float32 and padded: its element (group, row, column) is at
-            (group · rows₊ + row) · stride + column.
+        grad: The gradient, float32 or bfloat16 and padded: its element (group, row, column) is
+            at (group · rows₊ + row) · stride + column.
         square: The optimiser's state, like the parameter.
         copy: The padded copy of the same form, or None.
         groups: Groups of rows, such as gates.
@@ -125,7 +130,8 @@ class Slot:
         groups: int = 1,
     ) -> None:
         assert parameter.is_contiguous() and square.is_contiguous()
-        assert parameter.dtype == grad.dtype == square.dtype == torch.float32
+        assert parameter.dtype == square.dtype == torch.float32
+        assert grad.dtype in (torch.float32, torch.bfloat16)
         self.parameter, self.grad, self.square, self.copy = parameter, grad, square, copy
         matrix = parameter.dim() == 2
         # A vector is read as one row a group, whose elements may lie apart in the gradient.
@@ -141,10 +147,10 @@ class Slot:
             self.copy_stride = copy.stride(0) if matrix else copy.shape[0] // groups
 
     def pieces(self) -> Tensor:
-        """Parts of rows [P, 7].
+        """Parts of rows [P, 8].
 
         Each has its addresses in parameter, gradient, square and copy, the gradient's step, its
-        length, and the kind of copy.
+        length, the kind of copy, and whether the gradient is bfloat16.
         """
         row, column = torch.meshgrid(
             torch.arange(self.count), torch.arange(0, self.columns, _BLOCK), indexing="ij"
@@ -159,12 +165,13 @@ class Slot:
             copied = self.copy.data_ptr() + at_copy * self.copy.element_size()
         found = [
             self.parameter.data_ptr() + 4 * index,
-            self.grad.data_ptr() + 4 * at,
+            self.grad.data_ptr() + self.grad.element_size() * at,
             self.square.data_ptr() + 4 * index,
             copied,
             torch.full_like(row, self.step),
             self.columns - column,
             torch.full_like(row, kind),
+            torch.full_like(row, self.grad.dtype == torch.bfloat16),
         ]
         return torch.stack(found, -1).flatten(0, 1)
 

@@ -267,11 +267,11 @@ class Stack:
             )
 
     def recurrent_gradients(self, d_w_h: Tensor) -> None:
-        """Writes the gradients of U [L, 4H₊, H₊], float32; those of biases are their column H."""
+        """Writes the gradients of U [L, 4H₊, H₊]; those of biases are their column H."""
         product(self._d_gates_t(), self.h[:, :-1].flatten(1, 2), d_w_h)
 
     def input_weight_gradients(self, d_w_x: Tensor) -> None:
-        """Writes the gradients of W [L, 4H₊, X₊], float32."""
+        """Writes the gradients of W [L, 4H₊, X₊]."""
         d = self._d_gates_t()
         for layers, width in _equal(self.widths):
             x = self.x[layers, ..., :width].flatten(1, 2)
@@ -329,7 +329,7 @@ def product(a: Tensor, b: Tensor, out: Tensor | None = None, scale: float = 1.0)
     Args:
         a: [..., N, K].
         b: [..., K, M].
-        out: Where to, float32; None for a new tensor.
+        out: Where to, float32, or of the type of `a`; None for a new one of float32.
         scale: Factor of the product, of matrices only.
 
     Returns:
@@ -340,6 +340,8 @@ def product(a: Tensor, b: Tensor, out: Tensor | None = None, scale: float = 1.0)
         out = torch.empty(*a.shape[:-1], b.shape[-1], device=a.device)
     if not (a.is_cuda and a.dtype in (torch.bfloat16, torch.float16)):
         out.copy_(a.float() @ b.float() * scale)
+    elif out.dtype == a.dtype and scale == 1:
+        torch.matmul(a, b, out=out)
     elif a.dim() == 2:
         torch.addmm(out, a, b, torch.float32, beta=0, alpha=scale, out=out)
     else:
