@@ -3,9 +3,9 @@
     g ← g + l2 Θ          g ← g · min(1, max_norm / ‖g‖)          v ← β2 v + (1 − β2) g²
     Θ ← Θ − lr √(1 − β2ᵗ) g / (√v + ε)                            as `train.optimiser.AdamTF`
 
-Gradients lie in padded matrices and the 16-bit copy of a weight goes into another, so a parameter
-[groups · rows, columns] is read and written through two layouts. A table has the addresses of all
-parts of rows, in each of them; a program updates one, or sums the squares of a few.
+Gradients lie in padded matrices and the 16-bit copy of a weight goes into another. A parameter is
+read as it lies, some elements at a time, and a table says of each such piece where it is in either
+of them.
 """
 
 from __future__ import annotations
@@ -18,37 +18,47 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_BLOCK = 1024  # columns of a piece
-_PIECES = 2  # of a program that sums squares
+_BLOCK = 2048  # elements of a piece
+_WARPS = 8
 _SETTLE = 4096
 _KINDS = (None, torch.float32, torch.float16, torch.bfloat16)  # of copies; None: there is none
+_FIELDS: tl.constexpr = tl.constexpr(16)  # of a piece, see `Slot.pieces`
+
+
+@triton.jit
+def _places(piece, lane):
+    """How many rows and groups of rows elements are behind the first one, and their column."""
+    x = (tl.load(piece + 6).to(tl.int32) + lane).to(tl.uint32)
+    down = tl.umulhi(2 * x, tl.load(piece + 7).to(tl.uint32)).to(tl.int32)
+    column = x.to(tl.int32) - down * tl.load(piece + 5).to(tl.int32)
+    y = (tl.load(piece + 8).to(tl.int32) + down).to(tl.uint32)
+    over = tl.umulhi(2 * y, tl.load(piece + 9).to(tl.uint32)).to(tl.int32)
+    return down, over, column
 
 
 @triton.jit
 def _gradient(pieces, number, l2, BLOCK: tl.constexpr):
-    """G + l2 Θ of a piece, Θ, where it is, and which lanes are inside."""
-    piece = pieces + number * 8
+    """G + l2 Θ of a piece, Θ, and the places of its elements."""
+    piece = pieces + number * _FIELDS
     lane = tl.arange(0, BLOCK)
-    length, is_half = tl.load(piece + 5), tl.load(piece + 7)
-    inside = lane < length
-    parameter = tl.load(piece).to(tl.pointer_type(tl.float32)) + lane
-    address, step = tl.load(piece + 1), lane * tl.load(piece + 4)
-    theta = tl.load(parameter, mask=inside, other=0.0)
+    length, is_half = tl.load(piece + 4).to(tl.int32), tl.load(piece + 15).to(tl.int32)
+    parameter = tl.load(piece).to(tl.pointer_type(tl.float32))
+    theta = tl.load(parameter + lane, mask=lane < length, other=0.0)
+    down, over, column = _places(piece, lane)
+    at = down * tl.load(piece + 10).to(tl.int32) + over * tl.load(piece + 11).to(tl.int32) + column
     # Loads of both types, of which one loads nothing: a branch would have to be waited for.
-    wide = address.to(tl.pointer_type(tl.float32)) + step
+    address = tl.load(piece + 2)
+    wide = address.to(tl.pointer_type(tl.float32)) + at
     g = tl.load(wide, mask=lane < length * (1 - is_half), other=0.0)
-    half = address.to(tl.pointer_type(tl.bfloat16)) + step
+    half = address.to(tl.pointer_type(tl.bfloat16)) + at
     g += tl.load(half, mask=lane < length * is_half, other=0.0).to(tl.float32)
-    return g + l2 * theta, theta, parameter, inside
+    return g + l2 * theta, theta, down, over, column
 
 
 @triton.jit
-def _square_sums(pieces, sums, l2, PIECES: tl.constexpr, BLOCK: tl.constexpr):
-    total = tl.zeros((BLOCK,), tl.float32)
-    for part in tl.static_range(PIECES):
-        g, _, _, _ = _gradient(pieces, tl.program_id(0) * PIECES + part, l2, BLOCK)
-        total += g * g
-    tl.store(sums + tl.program_id(0), tl.sum(total, 0))
+def _square_sums(pieces, sums, l2, BLOCK: tl.constexpr):
+    g, _, _, _, _ = _gradient(pieces, tl.program_id(0), l2, BLOCK)
+    tl.store(sums + tl.program_id(0), tl.sum(g * g, 0))
 
 
 @triton.jit
@@ -85,28 +95,30 @@ def _update(
 ):
     # From the end, where the sum of squares has just been: much of that is still in the cache.
     number = tl.num_programs(0) - 1 - tl.program_id(0)
-    piece = pieces + number * 8
+    piece = pieces + number * _FIELDS
     lane = tl.arange(0, BLOCK)
-    g, theta, parameter, inside = _gradient(pieces, number, l2, BLOCK)
-    square = tl.load(piece + 2).to(tl.pointer_type(tl.float32)) + lane
+    inside = lane < tl.load(piece + 4).to(tl.int32)
+    square = tl.load(piece + 1).to(tl.pointer_type(tl.float32)) + lane
     v = tl.load(square, mask=inside, other=0.0)
+    g, theta, down, over, column = _gradient(pieces, number, l2, BLOCK)
     # All loads before all stores, so that none waits for another.
     clip = tl.load(factors)
     size = tl.load(factors + 1)
     copy = tl.load(piece + 3)
-    kind = tl.load(piece + 6)  # as in _KINDS
+    at = down * tl.load(piece + 12).to(tl.int32) + over * tl.load(piece + 13).to(tl.int32) + column
+    kind = tl.load(piece + 14)  # as in _KINDS
     g *= clip
     v = beta2 * v + (1 - beta2) * g * g
     tl.store(square, v, mask=inside)
     theta -= size * g / (tl.sqrt(v) + epsilon)
-    tl.store(parameter, theta, mask=inside)
+    tl.store(tl.load(piece).to(tl.pointer_type(tl.float32)) + lane, theta, mask=inside)
     if kind == 1:
-        tl.store(copy.to(tl.pointer_type(tl.float32)) + lane, theta, mask=inside)
+        tl.store(copy.to(tl.pointer_type(tl.float32)) + at, theta, mask=inside)
     if kind > 1:  # both types as bits, for one branch and one store
         half = theta.to(tl.float16).to(tl.int16, bitcast=True)
         brain = theta.to(tl.bfloat16).to(tl.int16, bitcast=True)
         bits = tl.where(kind == 2, half, brain)
-        tl.store(copy.to(tl.pointer_type(tl.int16)) + lane, bits, mask=inside)
+        tl.store(copy.to(tl.pointer_type(tl.int16)) + at, bits, mask=inside)
 
 
 class Slot:
@@ -114,8 +126,8 @@ class Slot:
 
     Args:
         parameter: [groups · rows, columns] or [groups · rows], contiguous float32.
-        grad: The gradient, float32 or bfloat16 and padded: its element (group, row, column) is
-            at (group · rows₊ + row) · stride + column.
+        grad: The gradient [groups · rows₊, columns₊] or [groups · rows₊], float32 or bfloat16, of
+            any stride between rows.
         square: The optimiser's state, like the parameter.
         copy: The padded copy of the same form, or None.
         groups: Groups of rows, such as gates.
@@ -133,47 +145,58 @@ class Slot:
         assert parameter.dtype == square.dtype == torch.float32
         assert grad.dtype in (torch.float32, torch.bfloat16)
         self.parameter, self.grad, self.square, self.copy = parameter, grad, square, copy
-        matrix = parameter.dim() == 2
-        # A vector is read as one row a group, whose elements may lie apart in the gradient.
-        self.count = parameter.shape[0] if matrix else groups
-        self.columns = parameter.numel() // self.count
-        self.rows = self.count // groups
-        self.rows_p = grad.shape[0] // groups if matrix else 1
-        self.step = 1 if matrix else grad.stride(0)
-        self.stride = grad.stride(0) if matrix else grad.shape[0] // groups * grad.stride(0)
-        self.copy_rows, self.copy_stride = 1, 0
-        if copy is not None:
-            self.copy_rows = copy.shape[0] // groups if matrix else 1
-            self.copy_stride = copy.stride(0) if matrix else copy.shape[0] // groups
+        self.groups, self.rows = groups, len(parameter) // groups
+        self.columns = parameter.numel() // len(parameter)  # one of a vector
 
     def pieces(self) -> Tensor:
-        """Parts of rows [P, 8].
+        """Parts of the parameter [P, 16].
 
-        Each has its addresses in parameter, gradient, square and copy, the gradient's step, its
-        length, the kind of copy, and whether the gradient is bfloat16.
+        Each has its address in parameter and squares, those of its first row in gradient and copy,
+        and its length; columns, the column of its first element, what divides by columns, the row
+        of that element in its group, what divides by the rows of one; in the gradient and in the
+        copy how far it is from row to row and what is left out between groups; the kind of copy,
+        and whether the gradient is bfloat16.
         """
-        row, column = torch.meshgrid(
-            torch.arange(self.count), torch.arange(0, self.columns, _BLOCK), indexing="ij"
-        )
+        first = torch.arange(0, self.parameter.numel(), _BLOCK)
+        row, column = first // self.columns, first % self.columns
         group, within = row // self.rows, row % self.rows
-        index = row * self.columns + column
-        at = (group * self.rows_p + within) * self.stride + column * self.step
-        copied, kind = torch.zeros_like(row), 0
-        if self.copy is not None:
-            kind = _KINDS.index(self.copy.dtype)
-            at_copy = (group * self.copy_rows + within) * self.copy_stride + column
-            copied = self.copy.data_ptr() + at_copy * self.copy.element_size()
-        found = [
-            self.parameter.data_ptr() + 4 * index,
-            self.grad.data_ptr() + self.grad.element_size() * at,
-            self.square.data_ptr() + 4 * index,
-            copied,
-            torch.full_like(row, self.step),
-            self.columns - column,
-            torch.full_like(row, kind),
-            torch.full_like(row, self.grad.dtype == torch.bfloat16),
+
+        def padded(tensor: Tensor) -> tuple[Tensor, int, int]:
+            """The address of the first row, from row to row, and from group to group."""
+            stride, rows = tensor.stride(0), len(tensor) // self.groups
+            at = (group * rows + within) * stride
+            return (
+                tensor.data_ptr() + at * tensor.element_size(),
+                stride,
+                (rows - self.rows) * stride,
+            )
+
+        kind = 0 if self.copy is None else _KINDS.index(self.copy.dtype)
+        gradient, *in_gradient = padded(self.grad)
+        copy, *in_copy = padded(self.grad if self.copy is None else self.copy)
+        fields = [
+            self.parameter.data_ptr() + 4 * first,
+            self.square.data_ptr() + 4 * first,
+            gradient,
+            copy,
+            (self.parameter.numel() - first).clamp_max(_BLOCK),
+            self.columns,
+            column,
+            _divider(self.columns),
+            within,
+            _divider(self.rows) if self.groups > 1 else 0,
+            *in_gradient,
+            *in_copy,
+            kind,
+            int(self.grad.dtype == torch.bfloat16),
         ]
-        return torch.stack(found, -1).flatten(0, 1)
+        return torch.stack([torch.as_tensor(field).expand_as(first) for field in fields], -1)
+
+
+def _divider(size: int) -> int:
+    """What a number up to `size` and a piece more is multiplied by, for the quotient times 2^31."""
+    assert (size + _BLOCK) * size < 2**31
+    return -(-(2**31) // size)
 
 
 class Adam:
@@ -208,19 +231,17 @@ class Adam:
         self._numbers = torch.tensor(numbers, dtype=torch.float64, device=device)
         self.steps, self.learning_rate = self._numbers[0], self._numbers[1]
         self._factors = torch.ones(2, device=device)
-        pieces = [_filled([slot.pieces() for slot in group]) for group in groups]
+        pieces = [torch.cat([slot.pieces() for slot in group]) for group in groups]
         self._pieces = torch.cat(pieces).to(device)
-        self._sums = torch.zeros(len(self._pieces) // _PIECES, device=device)
+        self._sums = torch.zeros(len(self._pieces), device=device)
         counts = [len(part) for part in pieces]
-        self._parts = list(
-            zip(self._pieces.split(counts), self._sums.split([n // _PIECES for n in counts]))
-        )
+        self._parts = list(zip(self._pieces.split(counts), self._sums.split(counts)))
 
     def sum_squares(self, group: int) -> None:
         """Sums the squares of a group's gradients as they are now; needed before each step."""
         if self._clips:
             pieces, sums = self._parts[group]
-            _square_sums[(len(sums),)](pieces, sums, self.l2, PIECES=_PIECES, BLOCK=_BLOCK)
+            _square_sums[(len(sums),)](pieces, sums, self.l2, BLOCK=_BLOCK, num_warps=_WARPS)
 
     def step(self) -> None:
         """One step along the gradients as they are now."""
@@ -240,10 +261,5 @@ class Adam:
             self.beta2,
             self.epsilon,
             BLOCK=_BLOCK,
+            num_warps=_WARPS,
         )
-
-
-def _filled(parts: list[Tensor]) -> Tensor:
-    """Pieces one after another, and behind them some of no length, to fill the last program."""
-    pieces = torch.cat(parts)
-    return torch.cat([pieces, pieces.new_zeros(-len(pieces) % _PIECES, pieces.shape[1])])
