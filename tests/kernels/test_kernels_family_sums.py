@@ -14,7 +14,7 @@ from afterdrop.evaluate.accumulate import MeanTemper, at_targets, cross_entropie
 from afterdrop.family.ladder import EVERY, Ladder
 from afterdrop.family.power_mean import log_power_mean
 from afterdrop.family.temperature import Nodes
-from afterdrop.kernels.family_sums import ALPHAS, LOWEST, FamilySums
+from afterdrop.kernels.family_sums import ALPHAS, LOWEST, OF_SAMPLES, FamilySums
 
 pytestmark = kernel_device.quiet
 device = kernel_device.device
@@ -28,7 +28,7 @@ ROUGH = torch.cat([LADDER.inverse[::EVERY], ONE])
 def add(sums, rows, targets, found, place=0, count=None):
     """Adds all samples of some targets, whose rows [N · K, V₊] lie one after another."""
     logits = rows.unflatten(0, (len(targets), 1, -1)).permute(2, 1, 0, 3)
-    own = {name: found[name][place:] for name in ("chosen", "lowest", "mean_entropy")}
+    own = {name: found[name][place:] for name in OF_SAMPLES}
     sums.add(logits, targets, own, range(len(logits)), place, count)
 
 
@@ -74,7 +74,7 @@ def test_every_result_is_that_of_the_plain_accumulator(alphas, N, K, V, scale, d
     assert_close(LADDER.fine @ found["G"][:, :-2], wanted["partition"], **nearly)
     assert_close(found["entropy"], wanted["entropy"], **near)
     assert_close(found["spread"], wanted["spread"], **near)
-    assert_close(found["mean_entropy"] / K, wanted["mean_entropy"], **near)
+    assert_close(found["entropies"].mean(-1), wanted["mean_entropy"], **near)
     assert_close(found["chosen"].t(), at_targets(lp, targets)[:, 0], **near)
     assert_close(found["lowest"].t(), lp.amin(-1)[:, 0], **near)
     for half, part in enumerate(lp.chunk(2)):

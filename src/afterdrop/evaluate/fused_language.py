@@ -32,7 +32,8 @@ from afterdrop.evaluate.passes import Batch
 from afterdrop.evaluate.pipeline import Pieces
 from afterdrop.family.ladder import Ladder
 from afterdrop.family.temperature import Nodes
-from afterdrop.kernels.family_sums import ALPHAS
+from afterdrop.kernels.family_logits import FamilyLogits
+from afterdrop.kernels.family_sums import ALPHAS, OF_SAMPLES
 from afterdrop.kernels.uniform import why_not_drawn
 from afterdrop.masks.rows import split_evenly
 from afterdrop.models import LanguageModel
@@ -91,9 +92,8 @@ class FusedLanguageWorker(LanguageWorker):
         # Sums of more targets are finished together, so that their kernel fills the processors.
         self.targets_together = together // self.targets_at_once * self.targets_at_once
         self.sums = family_sums(self.protocol, self.targets_together, self.device)
-        self._table = with_bias(self.copies.softmax, self._bias, self.sampled)
-        shape = self.targets_at_once * K, types
-        self._logits = torch.empty(shape, dtype=self.dtype, device=self.device)
+        table = with_bias(self.copies.softmax, self._bias, self.sampled)
+        self._logits = FamilyLogits(table, len(self._bias), self.targets_at_once, K)
         self._passes: DeterministicPass | None = None
         self._post = Post(self.device)
 
@@ -199,11 +199,11 @@ class FusedLanguageWorker(LanguageWorker):
             end = min(first + self.targets_together, count)
             for start in range(first, end, self.targets_at_once):
                 part = slice(start, min(start + self.targets_at_once, end))
-                own = {name: found[name][part] for name in ("chosen", "lowest", "mean_entropy")}
-                logits = self._logits[: (part.stop - start) * K]
-                torch.mm(features[start * K : part.stop * K], self._table.t(), out=logits)
+                own = {name: found[name][part] for name in OF_SAMPLES}
+                some = features[start * K : part.stop * K]
+                logits = self._logits.product(some, targets[part], self.sums.lse, own)
                 rows = logits.unflatten(0, (-1, 1, K)).permute(2, 1, 0, 3)
-                self.sums.add(rows, targets[part], own, range(K), start - first, end - first)
+                self.sums.add_powers(rows, range(K), start - first, end - first)
             self.sums.finish(end - first, found, first)
         return found
 

@@ -16,7 +16,7 @@ from afterdrop.evaluate.accumulate import Results, TooLow
 from afterdrop.evaluate.protocol import Protocol
 from afterdrop.family.ladder import EVERY, Ladder
 from afterdrop.family.temperature import COARSE, Nodes
-from afterdrop.kernels.family_sums import ALPHAS, LOWEST, FamilySums
+from afterdrop.kernels.family_sums import ALPHAS, LOWEST, OF_SAMPLES, FamilySums
 
 
 def why_not(protocol: Protocol, device: torch.device) -> str | None:
@@ -103,10 +103,11 @@ def family_results(
         kept: Which targets of each group to give; None for all.
     """
     alphas, found = protocol.grid.alphas, _by_group(sums, groups)
-    lp_K = sums["chosen"].unflatten(0, (groups, len(sums["chosen"]) // groups))
+    shape = groups, len(sums["chosen"]) // groups
+    lp_K, entropies = (sums[name].unflatten(0, shape) for name in ("chosen", "entropies"))
     if kept is not None:
         found = {name: tensor.index_select(-1, kept) for name, tensor in found.items()}
-        lp_K = lp_K.index_select(1, kept)
+        lp_K, entropies = lp_K.index_select(1, kept), entropies.index_select(1, kept)
     lp_K = lp_K.double()
     whole, halves = _target_means(lp_K, alphas)
     target = torch.stack([whole[alpha] for alpha in alphas], 1)
@@ -119,7 +120,7 @@ def family_results(
         "square": whole[2.0],
         "second": torch.stack([whole[2 * alpha] for alpha in alphas], 1),
         "spread": found["spread"].double().clamp_min(0.0),
-        "mean_entropy": found["mean_entropy"].double() / protocol.plan.num_samples,
+        "mean_entropy": entropies.double().mean(-1),
     } | _columns(found, target, of_halves, protocol.nodes)
 
 
@@ -146,7 +147,7 @@ def _by_group(sums: Results, groups: int) -> Results:
     return {
         name: tensor.unflatten(-1, (groups, tensor.shape[-1] // groups)).movedim(-2, 0)
         for name, tensor in sums.items()
-        if name not in ("chosen", "lowest")
+        if name not in OF_SAMPLES
     }
 
 

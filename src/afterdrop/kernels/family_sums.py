@@ -16,6 +16,7 @@ from afterdrop.transfer import constant
 
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)  # their sums come first
 LOWEST = -150.0  # smallest log p for which lifted sums are exact
+OF_SAMPLES = ("chosen", "lowest", "entropies")  # log p of the target, the smallest, −Σ p log p
 _POWERS = 6
 _LSE = {"BLOCK": 1024, "GROUP": 8, "num_warps": 2}  # of a program that has a row
 _SUMS = {"BLOCK": 512, "num_warps": 2}  # of a program that sums over samples
@@ -55,7 +56,7 @@ class FamilySums:
         zero = torch.zeros(1, device=device)
         self._geometric = zero.int(), zero, zero + 1
         self._sums = torch.empty(2 * _POWERS * targets * self.width, device=device)
-        self._lse = torch.empty(targets * samples, device=device)
+        self.lse = torch.empty(targets * samples, device=device)
         self._parts = -(-classes // _SUMS["BLOCK"])  # of the classes
         self._highest = torch.empty(2 * len(ALPHAS) * targets * self._parts, device=device)
 
@@ -65,25 +66,22 @@ class FamilySums:
         Returns:
             `G` [A, R + 2, N] on the rungs, at 1 and 2, and `G_half` [2, A, R / 4 + 1, N] on every
             fourth and at 1, relative to `peak` [3, A, N] (of the whole and the halves);
-            `class` and `entropy` [A, N], `spread` and `mean_entropy` [N]; of every sample `chosen`,
-            its log p of the target, and `lowest`, its smallest log p, both [N, K].
+            `class` and `entropy` [A, N], `spread` [N]; of every sample `OF_SAMPLES` [N, K].
         """
-        N, K, new = targets, self.samples, self._lse.new_empty
+        N, K, new = targets, self.samples, self.lse.new_empty
         return self.mean_results(N, len(self.alphas)) | {
             "spread": new(N),
-            "mean_entropy": torch.zeros(N, device=self._lse.device),
-            "chosen": new(N, K),
-            "lowest": new(N, K),
+            **{name: new(N, K) for name in OF_SAMPLES},
         }
 
     def mean_results(self, targets: int, alphas: int = 1) -> dict[str, Tensor]:
         """Room for what `results` has of each of A alphas."""
-        A, N, new = alphas, targets, self._lse.new_empty
+        A, N, new = alphas, targets, self.lse.new_empty
         return {
             "G": new(A, self.rungs + 2, N),
             "G_half": new(2, A, self.rungs // EVERY + 1, N),
             "peak": new(3, A, N),
-            "class": torch.empty(A, N, dtype=torch.int32, device=self._lse.device),
+            "class": torch.empty(A, N, dtype=torch.int32, device=self.lse.device),
             "entropy": new(A, N),
         }
 
@@ -102,48 +100,57 @@ class FamilySums:
             logits: [S, L, N, V₊] of any strides but the last, L groups (multipliers) of N targets,
                 float16 or better; columns from V on do not count.
             targets: [N].
-            found: `chosen`, `lowest` and `mean_entropy` of `results` for the L · N targets.
+            found: `OF_SAMPLES` of `results` for the L · N targets.
             samples: Which samples: all, or some of one half.
             place: The first of these targets among those that `finish` takes together.
             count: How many those are; None if they are these.
         """
         S, L, N, _ = logits.shape
-        half = self.samples // 2
-        halves = 2 if half < S else 1
-        strides = logits.stride()[:3]
         row_lse[(S * L * N,)](
             logits,
             targets,
-            self._lse,
-            found["chosen"],
-            found["lowest"],
+            self.lse,
+            *(found[name] for name in OF_SAMPLES),
             self.classes,
-            *strides,
+            *logits.stride()[:3],
             S,
             N,
             self.samples,
             samples.start,
             **_LSE,
         )
+        self.add_powers(logits, samples, place, L * N if count is None else count)
+
+    def add_powers(self, logits: Tensor, samples: range, place: int, count: int) -> None:
+        """The same with `lse` and `found` filled already, for all samples of one group of targets.
+
+        Args:
+            logits: As above.
+            samples: As above.
+            place: As above.
+            count: As above.
+        """
+        S, L, N, _ = logits.shape
+        half = self.samples // 2
+        halves = 2 if half < S else 1
         power_sums[(L * N * self._parts * halves,)](
             logits,
-            self._lse,
+            self.lse,
             self._sums,
             self._highest,
-            found["mean_entropy"],
             self.classes,
             logits.shape[-1],
             self.width,
-            *strides,
+            *logits.stride()[:3],
             place,
-            L * N if count is None else count,
+            count,
             N,
             S,
             S // halves,
             samples.start // half,
             halves,
             ADD=samples.start % half > 0,
-            TOGETHER=next(n for n in (5, 4, 3, 2, 1) if S // halves % n == 0),
+            TOGETHER=next(n for n in (10, 5, 4, 3, 2, 1) if S // halves % n == 0),
             **_SUMS,
         )
 

@@ -154,7 +154,7 @@ class Stack:
         self.widths = [padded(shape.inputs), *[H] * (L - 1)]  # padded inputs of each layer
         self.block_rows = min(64, max(16, triton.next_power_of_2(B)))
         blocks = L * -(-B // self.block_rows)
-        self.sizes = forward_sizes(H, blocks, *_processors(device))
+        self.sizes = forward_sizes(H, blocks, *processors(device))
 
     @property
     def ticks(self) -> int:
@@ -288,7 +288,7 @@ class Stack:
         return product(d, self.weights.w_x[0].flatten(0, 1)[:, :width])
 
 
-def _processors(device: torch.device) -> tuple[int, int]:
+def processors(device: torch.device) -> tuple[int, int]:
     """How many the current GPU has, and the bytes of memory that a program can have on one."""
     if device.type != "cuda":
         return 0, 0

@@ -2,7 +2,7 @@
 
 For each target the sums over the samples of a half are kept for every class:
 
-    Σ log p        Σ p^¼  Σ p^½  Σ p^¾  Σ p          Σ p²        and over classes Σ −p log p
+    Σ log p        Σ p^¼  Σ p^½  Σ p^¾  Σ p          Σ p²
 
 One exponential gives all powers. They are plain sums, p^α times 2^(96 α): log p is at most 0 so
 nothing overflows, and p underflows below exp(−150), which whoever calls sees in `lowest`.
@@ -29,6 +29,7 @@ def row_lse(
     lse,
     chosen,
     lowest,
+    entropies,
     V,
     by_sample,  # strides of the logits
     by_group,
@@ -40,7 +41,7 @@ def row_lse(
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """A row's log-sum-exp, its target's log p and its smallest log p."""
+    """A row's log-sum-exp, its target's log p, its smallest log p and its entropy."""
     # From the end, where the product has just been: that is still in the cache.
     row = tl.num_programs(0) - 1 - tl.program_id(0)
     q = row // S
@@ -50,21 +51,25 @@ def row_lse(
     # A thread has whole groups of classes.
     v = tl.arange(0, BLOCK // GROUP)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     peak, total = log_sum_exp.begin(BLOCK // GROUP)
+    weighted = total
     least = tl.full((BLOCK // GROUP,), float("inf"), tl.float32)
     for _ in range(V // BLOCK):  # without masks, so that loads are as wide as they can be
         x = tl.load(at + v).to(tl.float32)
         least = tl.minimum(least, tl.min(x, 1))
-        peak, total = log_sum_exp.more(x, peak, total)
+        peak, total, weighted = log_sum_exp.weigh(x, peak, total, weighted)
         v += BLOCK
     inside = v < V
     x = tl.load(at + v, mask=inside, other=0.0).to(tl.float32)
     least = tl.minimum(least, tl.min(tl.where(inside, x, float("inf")), 1))
-    peak, total = log_sum_exp.more(tl.where(inside, x, float("-inf")), peak, total)
-    found = log_sum_exp.end(peak, total)
+    x = tl.where(inside, x, log_sum_exp.NOTHING)
+    peak, total, weighted = log_sum_exp.weigh(x, peak, total, weighted)
+    found, entropy = log_sum_exp.end_weighed(peak, total, weighted)
     tl.store(lse + row, found)
     own = tl.load(at + tl.load(targets + q % N)).to(tl.float32)
-    tl.store(chosen + q.to(tl.int64) * K + k0 + k, own - found)
-    tl.store(lowest + q.to(tl.int64) * K + k0 + k, tl.min(least, 0) - found)
+    place = q.to(tl.int64) * K + k0 + k
+    tl.store(chosen + place, own - found)
+    tl.store(lowest + place, tl.min(least, 0) - found)
+    tl.store(entropies + place, entropy)
 
 
 @triton.jit(do_not_specialize=["first", "Q", "N", "S", "size", "half", "halves"])
@@ -73,7 +78,6 @@ def power_sums(
     lse,
     sums,
     highest,
-    entropy,
     V,
     readable,  # columns of the logits, V or more: a known multiple makes loads wide
     width,  # of the rows of sums, likewise
@@ -88,7 +92,7 @@ def power_sums(
     half,  # the first half that they belong to
     halves,  # how many they belong to
     ADD: tl.constexpr,  # to sums that are there
-    TOGETHER: tl.constexpr,  # samples whose loads are under way together; divides `size`
+    TOGETHER: tl.constexpr,  # samples that are asked for together; divides `size`
     BLOCK: tl.constexpr,
 ):
     """The sums over samples of some classes of a target, for one half or each of both."""
@@ -108,13 +112,12 @@ def power_sums(
     s3 = tl.zeros((BLOCK,), tl.float32)
     s4 = tl.zeros((BLOCK,), tl.float32)
     s8 = tl.zeros((BLOCK,), tl.float32)
-    information = tl.zeros((BLOCK,), tl.float32)
     at_lse = lse + q * S + part * size
-    for start in range(0, size, TOGETHER):
+    for start in tl.range(0, size, TOGETHER, num_stages=3):  # the next ones are under way
         for step in tl.static_range(TOGETHER):
-            k = start + step
-            x = tl.load(at + k.to(tl.int64) * by_sample, mask=v < readable, other=0.0)
-            quarter = x.to(tl.float32) * _QUARTER - tl.load(at_lse + k) * _QUARTER  # log2 p^¼
+            x = tl.load(at, mask=v < readable, other=0.0).to(tl.float32)
+            at += by_sample
+            quarter = x * _QUARTER - tl.load(at_lse + start + step) * _QUARTER  # log2 p^¼
             e1 = tl.exp2(quarter) * 2 ** (LIFT // 4)  # exact, unlike a larger exponent
             e2 = e1 * e1
             e4 = e2 * e2
@@ -125,9 +128,7 @@ def power_sums(
             s3 += e1 * e2
             s4 += e4
             s8 += p * p
-            information += p * quarter
     s0 *= 1 / _QUARTER
-    information = tl.where(inside, information, 0.0) * (1 / _QUARTER)
     place = sums + ((half + part) * 6 * Q + first + q).to(tl.int64) * width + v
     power = Q.to(tl.int64) * width
     if ADD:
@@ -151,4 +152,3 @@ def power_sums(
     tl.store(place + 3 * power, s3, mask=v < width)
     tl.store(place + 4 * power, s4, mask=v < width)
     tl.store(place + 5 * power, s8, mask=v < width)
-    tl.atomic_add(entropy + q, -tl.sum(information, 0))

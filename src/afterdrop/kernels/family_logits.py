@@ -1,0 +1,196 @@
+"""Logits of mask samples and what their rows need, in one product.
+
+A program still has a tile of logits when its product is done: it writes them, and of every row of
+the tile the peak, Σ exp(x − peak), Σ exp(x − peak) · log2 of that, and the least. `_rows` puts the
+tiles of a row together. Programs stay and take one tile after another, so that the operands of the
+next one are under way meanwhile.
+
+Letters: R rows, targets × samples; E features, V classes, V₊ columns of the logits.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from afterdrop.kernels import log_sum_exp
+from afterdrop.kernels.family_sums import OF_SAMPLES
+from afterdrop.kernels.lstm_stack import processors
+
+# Sizes of programs, the largest first; a tile of the logits is in memory beside the stages.
+_SIZES = (
+    {"BLOCK_R": 128, "BLOCK_V": 256, "BLOCK_E": 32, "num_warps": 8, "num_stages": 6},
+    {"BLOCK_R": 128, "BLOCK_V": 128, "BLOCK_E": 32, "num_warps": 4, "num_stages": 3},
+    {"BLOCK_R": 64, "BLOCK_V": 64, "BLOCK_E": 32, "num_warps": 4, "num_stages": 2},
+)
+_BARRIERS = 1024  # bytes of what else is there
+_GROUP = 16  # tiles of rows that share the table's rows in the cache
+_ROWS = {"BLOCK": 32, "num_warps": 8}  # of a program that puts tiles together
+
+
+@triton.jit
+def _tile(number, tiles_r, tiles_v, GROUP: tl.constexpr):
+    """A tile's place among rows and classes, in groups of rows."""
+    first = number // (GROUP * tiles_v) * GROUP
+    size = tl.minimum(tiles_r - first, GROUP)
+    within = number % (GROUP * tiles_v)
+    return first + within % size, within // size
+
+
+@triton.jit
+def _products(
+    features,  # descriptors of [R, E]
+    table,  # [V₊, E]
+    logits,  # [R, V₊]
+    statistics,  # [4, tiles of V, R]
+    R,
+    V,
+    tiles_r,
+    tiles_v,
+    E: tl.constexpr,
+    GROUP: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_V: tl.constexpr,
+    BLOCK_E: tl.constexpr,
+):
+    for number in tl.range(tl.program_id(0), tiles_r * tiles_v, tl.num_programs(0), flatten=True):
+        at_r, at_v = _tile(number, tiles_r, tiles_v, GROUP)
+        total = tl.zeros((BLOCK_R, BLOCK_V), tl.float32)
+        for e in range(0, E, BLOCK_E):
+            x = features.load([at_r * BLOCK_R, e])
+            w = table.load([at_v * BLOCK_V, e])
+            total = tl.dot(x, w.T, total, input_precision="ieee")
+        rounded = total.to(logits.dtype)
+        logits.store([at_r * BLOCK_R, at_v * BLOCK_V], rounded)
+        x = rounded.to(tl.float32)
+        least = tl.min(x, 1)
+        if at_v == tiles_v - 1:
+            inside = (at_v * BLOCK_V + tl.arange(0, BLOCK_V) < V)[None, :]
+            least = tl.min(tl.where(inside, x, float("inf")), 1)
+            x = tl.where(inside, x, log_sum_exp.NOTHING)
+        peak, total = log_sum_exp.begin(BLOCK_R)
+        peak, total, weighted = log_sum_exp.weigh(x, peak, total, total)
+        row = at_r * BLOCK_R + tl.arange(0, BLOCK_R)
+        at = statistics + at_v * R + row
+        tl.store(at, peak, mask=row < R)
+        tl.store(at + tiles_v * R, total, mask=row < R)
+        tl.store(at + 2 * tiles_v * R, weighted, mask=row < R)
+        tl.store(at + 3 * tiles_v * R, least, mask=row < R)
+
+
+@triton.jit
+def _rows(
+    logits,
+    targets,
+    statistics,
+    lse,
+    chosen,
+    lowest,
+    entropies,
+    R,
+    tiles,
+    stride,
+    K,
+    TILES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """What `sample_sums.row_lse` writes of rows."""
+    row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tile = tl.arange(0, TILES)[:, None]
+    real = row < R
+    inside = (tile < tiles) & real[None, :]
+    at = statistics + tile * R + row[None, :]
+    peak = tl.load(at, mask=inside, other=log_sum_exp.NOTHING)
+    total = tl.load(at + tiles * R, mask=inside, other=0.0)
+    weighted = tl.load(at + 2 * tiles * R, mask=inside, other=0.0)
+    least = tl.load(at + 3 * tiles * R, mask=inside, other=float("inf"))
+    target = tl.load(targets + row // K, mask=real, other=0)
+    own = tl.load(logits + row.to(tl.int64) * stride + target, mask=real, other=0.0)
+    found, entropy = log_sum_exp.end_weighed(peak, total, weighted)
+    tl.store(lse + row, found, mask=real)
+    tl.store(chosen + row, own.to(tl.float32) - found, mask=real)
+    tl.store(lowest + row, tl.min(least, 0) - found, mask=real)
+    tl.store(entropies + row, entropy, mask=real)
+
+
+class FamilyLogits:
+    """Logits of some targets at a time.
+
+    Args:
+        table: [V₊, E] of the softmax, with its bias in columns; V₊ and E multiples of 8.
+        classes: V.
+        targets: The most targets at a time.
+        samples: K.
+    """
+
+    def __init__(self, table: Tensor, classes: int, targets: int, samples: int) -> None:
+        self.table, self.classes, self.samples = table, classes, samples
+        self.programs, memory = processors(table.device)
+        self.sizes = sizes(table.element_size(), memory)
+        rows, self.tiles = targets * samples, -(-len(table) // self.sizes["BLOCK_V"])
+        self._logits = table.new_empty(rows, len(table))
+        self._statistics = torch.empty(4 * self.tiles * rows, device=table.device)
+
+    def product(
+        self, features: Tensor, targets: Tensor, lse: Tensor, found: dict[str, Tensor]
+    ) -> Tensor:
+        """The logits [R, V₊], which the next product overwrites.
+
+        Args:
+            features: [R, E], samples innermost.
+            targets: [R / K].
+            lse: [R], written.
+            found: `OF_SAMPLES` [R / K, K], written.
+        """
+        R, logits, sizes = len(features), self._logits[: len(features)], self.sizes
+        rows = -(-R // sizes["BLOCK_R"])
+        tile = sizes["BLOCK_R"], sizes["BLOCK_V"]
+        _products[(min(rows * self.tiles, self.programs or 2),)](
+            TensorDescriptor.from_tensor(features, [tile[0], sizes["BLOCK_E"]]),
+            TensorDescriptor.from_tensor(self.table, [tile[1], sizes["BLOCK_E"]]),
+            TensorDescriptor.from_tensor(logits, [*tile]),
+            self._statistics,
+            R,
+            self.classes,
+            rows,
+            self.tiles,
+            E=features.shape[1],
+            GROUP=_GROUP,
+            **sizes,
+        )
+        _rows[(-(-R // _ROWS["BLOCK"]),)](
+            logits,
+            targets,
+            self._statistics,
+            lse,
+            *(found[name] for name in OF_SAMPLES),
+            R,
+            self.tiles,
+            logits.stride(0),
+            self.samples,
+            TILES=triton.next_power_of_2(self.tiles),
+            **_ROWS,
+        )
+        return logits
+
+
+def sizes(bytes_each: int, memory: int) -> dict[str, int]:
+    """Sizes of programs whose operands and logits fit into a processor's memory.
+
+    Args:
+        bytes_each: Of an element.
+        memory: Bytes; 0 if it does not matter.
+
+    Example:
+        >>> [sizes(each, memory)["num_stages"] for each, memory in ((2, 232448), (2, 101376))]
+        [6, 3]
+    """
+    for found in _SIZES:
+        rows, classes, depth = found["BLOCK_R"], found["BLOCK_V"], found["BLOCK_E"]
+        stages = found["num_stages"] * (rows + classes) * depth
+        if (stages + rows * classes) * bytes_each + _BARRIERS <= memory:
+            return found
+    return _SIZES[-1]
