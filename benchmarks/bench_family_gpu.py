@@ -1,24 +1,26 @@
 """Family evaluation on a GPU: a language model with the kernels, and any other model.
 
     python benchmarks/bench_family_gpu.py [text] [image] [words] [batch]
-        [--recipe ptb-24m-retuned] [--tokens 73760] [--batches 3]
+        [--recipe ptb-24m-retuned] [--tokens 73760] [--run RUN [--data DIR]] [--batches 3]
 
-`text` evaluates a recipe's model with fresh weights (time does not depend on them) on random
-tokens: 5 alphas x 11 multipliers x all temperatures, deterministic carry, one stripe. It is
-compared with the eager loop that runs the model once for each alpha, multiplier and sample over 64
-stripes, timed on one pass over a slice and multiplied. `image` is a ViT-B/16 on 64 images, `words`
-a GPT-2-sized model on 4 x 256 tokens, with fresh weights, 3 alphas at K = 50, against the plain
-loop that keeps the mean of probabilities and against torch-uncertainty (one mean) where it is
-installed. `batch` is the PTB-sized batch of `bench_language_batch` in the same way, all samples of
-torch-uncertainty at once. An evaluation has fixed costs (dry runs, fingerprint), so each of them is
-timed on one batch and on several: "a batch" is what each further one takes, "fixed" the rest of the
-first. Ratios above 1 say how many times as long as afterdrop something takes.
+`text` evaluates a recipe's model with fresh weights on random tokens, or with --run a trained one
+on its validation data: 5 alphas x 11 multipliers x all temperatures, deterministic carry, one
+stripe. It is compared with the eager loop that runs the model once for each alpha, multiplier and
+sample over 64 stripes, timed on one pass over a slice and multiplied. `image` is a ViT-B/16 on 64
+images, `words` a GPT-2-sized model on 4 x 256 tokens, with fresh weights, 3 alphas at K = 50,
+against the plain loop that keeps the mean of probabilities and against torch-uncertainty (one mean)
+where it is installed. `batch` is the PTB-sized batch of `bench_language_batch` in the same way, all
+samples of torch-uncertainty at once. An evaluation has fixed costs (dry runs, fingerprint), so each
+of them is timed on one batch and on several: "a batch" is what each further one takes, "fixed" the
+rest of the first. Ratios above 1 say how many times as long as afterdrop something
+takes.
 """
 
 import argparse
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +31,7 @@ from afterdrop.evaluate.evaluate import Settings
 from afterdrop.evaluate.language import StreamSettings, evaluate_text
 from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel
+from afterdrop.train import load_model
 from bench_language_batch import BATCH, TIME, TYPES, WordModel
 
 DEVICE = torch.device("cuda")
@@ -49,12 +52,23 @@ def timed(run: Callable[[], object]) -> tuple[float, float]:
     return seconds, torch.cuda.max_memory_allocated() / 2**30
 
 
+def subject(options: argparse.Namespace) -> tuple[str, LanguageModel, Tensor, int]:
+    """The name, model, tokens and window of `text`."""
+    if options.run is not None:
+        model, config, load_data = load_model(options.run, device="cuda")
+        assert isinstance(model, LanguageModel)
+        name, tokens = f"{options.run.name}, validation", load_data(options.data).valid.long()
+    else:
+        config = recipes.load(options.recipe).config
+        torch.manual_seed(0)
+        model = LanguageModel(config.model.language_model(options.types)).to(DEVICE)
+        name, tokens = options.recipe, torch.randint(options.types, (options.tokens,))
+    return name, model.eval(), tokens, config.objective.window or 35
+
+
 def text(options: argparse.Namespace) -> None:
-    config = recipes.load(options.recipe).config
-    window, types = config.objective.window or 35, options.types
-    torch.manual_seed(0)
-    model = LanguageModel(config.model.language_model(types)).to(DEVICE).eval()
-    tokens, grid = torch.randint(types, (options.tokens,)), ad.Grid()
+    name, model, tokens, window = subject(options)
+    grid, types = ad.Grid(), model.config.vocabulary
 
     def evaluate(count: int, samples: int) -> Callable[[], object]:
         settings = Settings(grid, Plan(samples))
@@ -63,11 +77,11 @@ def text(options: argparse.Namespace) -> None:
 
     cold, _ = timed(evaluate(20 * window, options.num_samples))
     # Two batches, of full and of other size: what is timed compiles nothing.
-    evaluate(min(options.tokens, 140 * window), options.num_samples)()
-    took, peak = timed(evaluate(options.tokens, options.num_samples))
-    _, fewer = timed(evaluate(options.tokens // 10, options.num_samples // 5))
+    evaluate(min(len(tokens), 140 * window), options.num_samples)()
+    took, peak = timed(evaluate(len(tokens), options.num_samples))
+    _, fewer = timed(evaluate(len(tokens) // 10, options.num_samples // 5))
     print(
-        f"{options.recipe}: {options.tokens} tokens, V = {types}, {len(grid)} members, all T, "
+        f"{name}: {len(tokens)} tokens, V = {types}, {len(grid)} members, all T, "
         f"K = {options.num_samples}: {took:.1f} s, {peak:.1f} GiB (K = {options.num_samples // 5}: "
         f"{fewer:.1f} GiB); first call, with compilation: {cold:.1f} s for {20 * window} tokens"
     )
@@ -75,7 +89,7 @@ def text(options: argparse.Namespace) -> None:
     one, _ = timed(eager_pass(model, part, window))
     one, _ = timed(eager_pass(model, part, window))
     passes = len(grid.alphas) * len(grid.stochastic) * options.num_samples
-    loop = one * passes * options.tokens / part.numel()
+    loop = one * passes * len(tokens) / part.numel()
     print(
         f"eager loop, {STRIPES} stripes: {passes} passes, {loop:.0f} s (one pass over "
         f"{part.numel()} tokens: {one:.2f} s, the rest extrapolated); ratio {loop / took:.0f}"
@@ -217,6 +231,8 @@ def main() -> None:
     parser.add_argument("--recipe", default="ptb-24m-retuned")
     parser.add_argument("--tokens", type=int, default=73_760)
     parser.add_argument("--types", type=int, default=10_000)
+    parser.add_argument("--run", type=Path, help="a run folder, in the place of a recipe")
+    parser.add_argument("--data", type=Path, help="the folder of its text")
     parser.add_argument("--num-samples", type=int, default=100)
     parser.add_argument("--batches", type=int, default=3, help="of image, words and batch")
     parser.add_argument("--repeats", type=int, default=3, help="the best counts, but of text")

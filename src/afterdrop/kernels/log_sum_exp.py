@@ -11,14 +11,14 @@ import triton.language as tl
 
 from afterdrop.kernels.bases import LN2, LOG2E
 
-# Of no class, in the place of −inf, whose difference from itself is no number.
-NOTHING: tl.constexpr = tl.constexpr(-1e30)
+# No class: far below the peak of none, but not −inf, of which a weight would be no number.
+NOTHING: tl.constexpr = tl.constexpr(-2e30)
 
 
 @triton.jit
 def begin(GROUPS: tl.constexpr):
     """Peaks and sums of no class yet [groups]."""
-    return tl.full((GROUPS,), NOTHING, tl.float32), tl.zeros((GROUPS,), tl.float32)
+    return tl.full((GROUPS,), -1e30, tl.float32), tl.zeros((GROUPS,), tl.float32)
 
 
 @triton.jit
