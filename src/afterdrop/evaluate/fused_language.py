@@ -43,7 +43,7 @@ from afterdrop.transfer import Parcel, Post, upload
 _ROWS = 2**15  # rows of a product: enough to run at full speed
 _SMALLEST = 2**20  # bytes under which a smaller budget is not tried
 _LOGITS = 2**28  # logits at a time: 512 MiB, for a product at full speed
-_SUMS = 2**28  # sums of their powers: 1 GiB
+_SUMS = 2**26  # sums of their powers: 256 MiB
 _MEANS = 2**25  # logits of mean features, in float32: 128 MiB
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 _BLOCK = 2048  # elements of a piece
 _WARPS = 8
-_SETTLE = 4096
+_SETTLE = 16384  # sums that are read at once
 _KINDS = (None, torch.float32, torch.float16, torch.bfloat16)  # of copies; None: there is none
 _FIELDS: tl.constexpr = tl.constexpr(16)  # of a piece, see `Slot.pieces`
 
@@ -252,7 +252,7 @@ class Adam:
             self._factors,
             CLIP=self._clips,
             BLOCK=_SETTLE,
-            num_warps=8,
+            num_warps=16,
         )
         _update[(len(self._pieces),)](
             self._pieces,

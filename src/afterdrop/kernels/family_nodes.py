@@ -23,15 +23,15 @@ _ROUGH: tl.constexpr = tl.constexpr(OCTAVES * STEPS // EVERY + 1)  # and of a ha
 
 
 @triton.jit
-def _means(at, half_stride, bias, inside, fill, scale, PAIRS: tl.constexpr):
-    """Mean powers of classes, lifted, of the whole and its halves; `fill` where there is none."""
-    first = tl.load(at, mask=inside, other=fill) * scale
-    second = tl.load(at + half_stride, mask=inside, other=fill) * scale
+def _mean(at, half_stride, bias, inside, fill, scale, WHOLE: tl.constexpr, PAIRS: tl.constexpr):
+    """Mean power of classes, lifted, of one half or of both; `fill` where there is no class."""
+    total = tl.load(at, mask=inside, other=fill)
+    if WHOLE:
+        total += tl.load(at + half_stride, mask=inside, other=fill)
+    total *= scale
     if PAIRS:
-        own = tl.load(bias, mask=inside, other=0.0)
-        first += own
-        second += own
-    return (first + second) * 0.5, first, second
+        total += tl.load(bias, mask=inside, other=0.0)
+    return total
 
 
 @triton.jit
@@ -60,55 +60,111 @@ def _store(at, sums, b, shift, octave: tl.constexpr, STEPS: tl.constexpr, total)
 
 
 @triton.jit
-def _add_octaves(y, s0, s1, s2, s3, s4, s5, s6, s7):
-    """Adds powers of the first octave and their squares, octave after octave."""
-    s0 += y
-    y *= y
-    s1 += y
-    y *= y
-    s2 += y
-    y *= y
-    s3 += y
-    y *= y
-    s4 += y
-    y *= y
-    s5 += y
-    y *= y
-    s6 += y
-    y *= y
-    s7 += y
-    return s0, s1, s2, s3, s4, s5, s6, s7
-
-
-@triton.jit
-def _store_octaves(at, s0, s1, s2, s3, s4, s5, s6, s7, one, b, shift, STEPS: tl.constexpr, total):
-    """Stores G on all rungs, then at 1; gives Σ M there, relative to the reference."""
-    z = tl.sum(one, 0)
-    tl.store(at + 8 * STEPS * total, (tl.log2(z) + shift) * LN2)
-    _store(at, s0, b, shift, 0, STEPS, total)
-    _store(at, s1, b, shift, 1, STEPS, total)
-    _store(at, s2, b, shift, 2, STEPS, total)
-    _store(at, s3, b, shift, 3, STEPS, total)
-    _store(at, s4, b, shift, 4, STEPS, total)
-    _store(at, s5, b, shift, 5, STEPS, total)
-    _store(at, s6, b, shift, 6, STEPS, total)
-    _store(at, s7, b, shift, 7, STEPS, total)
-    return z
-
-
-@triton.jit
-def _highest_means(
-    row, half_stride, bias, V, fill, scale, BLOCK: tl.constexpr, PAIRS: tl.constexpr
+def _climb(
+    row,
+    half_stride,
+    bias,
+    V,
+    fill,
+    scale,
+    alpha,
+    inverse_alpha,
+    drop,
+    reference,  # log2, at the peak or a little above it
+    first,  # [8] b of the first octave
+    out,  # [8 · STEPS + 1 or 2, total] at this target
+    total,
+    WHOLE: tl.constexpr,
+    PAIRS: tl.constexpr,
+    STEPS: tl.constexpr,
+    TILE: tl.constexpr,
+    TOGETHER: tl.constexpr,  # tiles whose loads are under way together
+    FAST: tl.constexpr,
 ):
-    whole = tl.full((BLOCK,), float("-inf"), tl.float32)
-    first, second = whole, whole
+    """Stores G on all rungs, then at 1 and for the whole at 2.
+
+    Gives the peak in log2, its class and the entropy at 1; of a half the reference, which is its
+    peak, and nothing.
+    """
+    # Classes are the last dimension, along which threads lie: each has all rungs of a class.
+    b = tl.load(first + tl.arange(0, STEPS) * (8 // STEPS))
+    s0 = tl.zeros((STEPS, TILE), tl.float32)
+    s1, s2, s3, s4, s5, s6, s7 = s0, s0, s0, s0, s0, s0, s0
+    one = tl.zeros((TILE,), tl.float32)
+    two = tl.zeros((TILE,), tl.float32)
+    weighted = tl.zeros((TILE,), tl.float32)
+    best = tl.full((TILE,), float("-inf"), tl.float32)
+    where = tl.zeros((TILE,), tl.int32)
+    for start in range(0, V, TILE * TOGETHER):
+        for part in tl.static_range(TOGETHER):
+            v = start + part * TILE + tl.arange(0, TILE)
+            mean = _mean(row + v, half_stride, bias + v, v < V, fill, scale, WHOLE, PAIRS)
+            below = _log2(mean, alpha, inverse_alpha, drop, FAST) - reference
+            p = tl.exp2(below)
+            one += p
+            if WHOLE:
+                two += p * p
+                weighted += p * tl.maximum(below, -1e4)
+                where = tl.where(mean > best, v, where)
+                best = tl.maximum(mean, best)
+            y = tl.exp2(b[:, None] * below[None, :])
+            s0 += y
+            y *= y
+            s1 += y
+            y *= y
+            s2 += y
+            y *= y
+            s3 += y
+            y *= y
+            s4 += y
+            y *= y
+            s5 += y
+            y *= y
+            s6 += y
+            y *= y
+            s7 += y
+    peak = reference
+    entropy = 0.0
+    found = 0
+    z = tl.sum(one, 0)
+    if WHOLE:
+        highest = tl.max(best, 0)
+        peak = _log2(highest, alpha, inverse_alpha, drop, FAST)
+        found = tl.min(tl.where(best == highest, where, V), 0)
+        entropy = (tl.log2(z) - tl.sum(weighted, 0) / z) * LN2
+        log_two = tl.log2(tl.sum(two, 0)) + 2 * (reference - peak)
+        tl.store(out + (8 * STEPS + 1) * total, log_two * LN2)
+    shift = reference - peak
+    tl.store(out + 8 * STEPS * total, (tl.log2(z) + shift) * LN2)
+    _store(out, s0, b, shift, 0, STEPS, total)
+    _store(out, s1, b, shift, 1, STEPS, total)
+    _store(out, s2, b, shift, 2, STEPS, total)
+    _store(out, s3, b, shift, 3, STEPS, total)
+    _store(out, s4, b, shift, 4, STEPS, total)
+    _store(out, s5, b, shift, 5, STEPS, total)
+    _store(out, s6, b, shift, 6, STEPS, total)
+    _store(out, s7, b, shift, 7, STEPS, total)
+    return peak, found, entropy
+
+
+@triton.jit
+def _highest_mean(
+    row,
+    half_stride,
+    bias,
+    V,
+    fill,
+    scale,
+    BLOCK: tl.constexpr,
+    WHOLE: tl.constexpr,
+    PAIRS: tl.constexpr,
+):
+    best = tl.full((BLOCK,), float("-inf"), tl.float32)
     for start in range(0, V, BLOCK):
         v = start + tl.arange(0, BLOCK)
-        means = _means(row + v, half_stride, bias + v, v < V, fill, scale, PAIRS)
-        whole = tl.maximum(means[0], whole)
-        first = tl.maximum(means[1], first)
-        second = tl.maximum(means[2], second)
-    return tl.max(whole, 0), tl.max(first, 0), tl.max(second, 0)
+        mean = _mean(row + v, half_stride, bias + v, v < V, fill, scale, WHOLE, PAIRS)
+        best = tl.maximum(mean, best)
+    return tl.max(best, 0)
 
 
 @triton.jit
@@ -155,91 +211,93 @@ def family_nodes(
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
-    TOGETHER: tl.constexpr,  # tiles whose loads are under way together
     PAIRS: tl.constexpr,
     FAST: tl.constexpr,  # whether there are instructions, not an interpreter
 ):
     """What one alpha needs of a target: of the whole on all rungs, of a half on every fourth."""
     n = tl.program_id(0)
     a = tl.program_id(1)
+    which = tl.program_id(2)  # 0 the whole, 1 and 2 its halves
+    half = tl.maximum(which - 1, 0)
     power = tl.load(powers + a)
     alpha = tl.load(alphas + a)
     drop = tl.load(drops + a)
     inverse_alpha = 1 / tl.where(alpha > 0, alpha, 1.0)
-    scale = 1 / size.to(tl.float32)
-    fill = tl.where(alpha > 0, 0.0, -1e30)  # of which log M is nothing
     if PAIRS:
         half_stride = width.to(tl.int64)
-        row = sums + n.to(tl.int64) * (2 * width)
-        mosts = _highest_means(row, half_stride, bias, V, fill, scale, BLOCK, PAIRS)
+        row = sums + n.to(tl.int64) * (2 * width) + half * half_stride
     else:
         half_stride = 6 * N.to(tl.int64) * width
-        row = sums + (power * N + n).to(tl.int64) * width
-        # Both halves' largest means together are at most twice the largest of the whole, unless
-        # logarithms are summed. That is 1/α too high in log2, which the last rung must stand.
-        if (power == 0) | (tl.load(first + 7) * 128 * inverse_alpha > 100):
-            mosts = _highest_means(row, half_stride, bias, V, fill, scale, BLOCK, PAIRS)
-        else:
-            part = tl.arange(0, PARTS)
-            at = highest + (power * N + n) * parts + part
-            known = tl.load(at, mask=part < parts, other=float("-inf"))
-            one = tl.max(known, 0) * scale
-            known = tl.load(at + 5 * N * parts, mask=part < parts, other=float("-inf"))
-            two = tl.max(known, 0) * scale
-            mosts = (one + two) * 0.5, one, two
-    reference = _log2(mosts[0], alpha, inverse_alpha, drop, FAST)
-    peak_first = _log2(mosts[1], alpha, inverse_alpha, drop, FAST)
-    peak_second = _log2(mosts[2], alpha, inverse_alpha, drop, FAST)
-    # Classes are the last dimension, along which threads lie: each has all rungs of a class.
-    b = tl.load(first + tl.arange(0, 8))
-    b_half = tl.load(first + tl.arange(0, 2) * 4)
-    s0 = tl.zeros((8, TILE), tl.float32)
-    s1, s2, s3, s4, s5, s6, s7 = s0, s0, s0, s0, s0, s0, s0
-    t0 = tl.zeros((2, TILE), tl.float32)
-    t1, t2, t3, t4, t5, t6, t7 = t0, t0, t0, t0, t0, t0, t0
-    u0, u1, u2, u3, u4, u5, u6, u7 = t0, t0, t0, t0, t0, t0, t0, t0
-    one = tl.zeros((TILE,), tl.float32)
-    one_first, one_second, two, weighted = one, one, one, one
-    best = tl.full((TILE,), float("-inf"), tl.float32)
-    where = tl.zeros((TILE,), tl.int32)
-    for start in range(0, V, TILE * TOGETHER):
-        for step in tl.static_range(TOGETHER):
-            v = start + step * TILE + tl.arange(0, TILE)
-            whole, left, right = _means(row + v, half_stride, bias + v, v < V, fill, scale, PAIRS)
-            where = tl.where(whole > best, v, where)
-            best = tl.maximum(whole, best)
-            below = _log2(whole, alpha, inverse_alpha, drop, FAST) - reference
-            p = tl.exp2(below)
-            one += p
-            two += p * p
-            weighted += p * tl.maximum(below, -1e4)
-            y = tl.exp2(b[:, None] * below[None, :])
-            s0, s1, s2, s3, s4, s5, s6, s7 = _add_octaves(y, s0, s1, s2, s3, s4, s5, s6, s7)
-            below = _log2(left, alpha, inverse_alpha, drop, FAST) - peak_first
-            one_first += tl.exp2(below)
-            y = tl.exp2(b_half[:, None] * below[None, :])
-            t0, t1, t2, t3, t4, t5, t6, t7 = _add_octaves(y, t0, t1, t2, t3, t4, t5, t6, t7)
-            below = _log2(right, alpha, inverse_alpha, drop, FAST) - peak_second
-            one_second += tl.exp2(below)
-            y = tl.exp2(b_half[:, None] * below[None, :])
-            u0, u1, u2, u3, u4, u5, u6, u7 = _add_octaves(y, u0, u1, u2, u3, u4, u5, u6, u7)
-    highest_mean = tl.max(best, 0)
-    peak = _log2(highest_mean, alpha, inverse_alpha, drop, FAST)
-    shift = reference - peak
+        row = sums + (power * N + n).to(tl.int64) * width + half * half_stride
+        part = tl.arange(0, PARTS)
+        known = highest + ((5 * half + power) * N + n) * parts + part
+        most = tl.max(tl.load(known, mask=part < parts, other=float("-inf")), 0)
+    scale = 1 / tl.where(which == 0, 2 * size, size).to(tl.float32)
+    fill = tl.where(alpha > 0, 0.0, -1e30)  # of which log M is nothing
     place = first_target + n
-    at = G + (a * _FINE).to(tl.int64) * total + place
-    z = _store_octaves(at, s0, s1, s2, s3, s4, s5, s6, s7, one, b, shift, 8, total)
-    tl.store(at + (_FINE - 1) * total, (tl.log2(tl.sum(two, 0)) + 2 * shift) * LN2)
-    at = G_half + (a * _ROUGH).to(tl.int64) * total + place
-    _store_octaves(at, t0, t1, t2, t3, t4, t5, t6, t7, one_first, b_half, 0.0, 2, total)
-    at += (A * _ROUGH).to(tl.int64) * total
-    _store_octaves(at, u0, u1, u2, u3, u4, u5, u6, u7, one_second, b_half, 0.0, 2, total)
-    tl.store(peaks + a * total + place, peak * LN2)
-    tl.store(peaks + (A + a) * total + place, peak_first * LN2)
-    tl.store(peaks + (2 * A + a) * total + place, peak_second * LN2)
-    tl.store(classes + a * total + place, tl.min(tl.where(best == highest_mean, where, V), 0))
-    entropy = (tl.log2(z) - tl.sum(weighted, 0) / z) * LN2
-    tl.store(entropies + a * total + place, entropy)
-    if not PAIRS:  # noqa: SIM102 (known when it is compiled, unlike a)
-        if a == A - 1:
-            tl.store(spread + place, _spread(sums, half_stride, n, N, V, width, BLOCK))
+    if which == 0:
+        # Both halves' largest sums together are at most twice the largest of the whole, unless
+        # logarithms are summed. That is 1/α too high in log2, which the last rung must stand.
+        last = tl.load(first + 7) * 128
+        if PAIRS:  # noqa: SIM114 (known when it is compiled)
+            most = _highest_mean(row, half_stride, bias, V, fill, scale, BLOCK, True, PAIRS)
+        elif (power == 0) | (last * inverse_alpha > 100):
+            most = _highest_mean(row, half_stride, bias, V, fill, scale, BLOCK, True, PAIRS)
+        else:
+            known += 5 * N * parts
+            most += tl.max(tl.load(known, mask=part < parts, other=float("-inf")), 0)
+            most *= scale
+        peak, where, entropy = _climb(
+            row,
+            half_stride,
+            bias,
+            V,
+            fill,
+            scale,
+            alpha,
+            inverse_alpha,
+            drop,
+            _log2(most, alpha, inverse_alpha, drop, FAST),
+            first,
+            G + (a * _FINE).to(tl.int64) * total + place,
+            total,
+            True,
+            PAIRS,
+            8,
+            TILE,
+            4 if FAST else 1,
+            FAST,
+        )
+        tl.store(peaks + a * total + place, peak * LN2)
+        tl.store(classes + a * total + place, where)
+        tl.store(entropies + a * total + place, entropy)
+        if not PAIRS:  # noqa: SIM102 (known when it is compiled, unlike a)
+            if a == 0:
+                tl.store(spread + place, _spread(sums, half_stride, n, N, V, width, BLOCK))
+    else:
+        if PAIRS:
+            most = _highest_mean(row, half_stride, bias, V, fill, scale, BLOCK, False, PAIRS)
+        else:
+            most *= scale
+        peak, _, _ = _climb(
+            row,
+            half_stride,
+            bias,
+            V,
+            fill,
+            scale,
+            alpha,
+            inverse_alpha,
+            drop,
+            _log2(most, alpha, inverse_alpha, drop, FAST),
+            first,
+            G_half + (((which - 1) * A + a) * _ROUGH).to(tl.int64) * total + place,
+            total,
+            False,
+            PAIRS,
+            2,
+            TILE,
+            8 if FAST else 1,
+            FAST,
+        )
+        tl.store(peaks + (which * A + a) * total + place, peak * LN2)

@@ -20,7 +20,7 @@ OF_SAMPLES = ("chosen", "lowest", "entropies")  # log p of the target, the small
 _POWERS = 6
 _LSE = {"BLOCK": 1024, "GROUP": 8, "num_warps": 2}  # of a program that has a row
 _SUMS = {"BLOCK": 512, "num_warps": 2}  # of a program that sums over samples
-_NODES = {"TILE": 64, "TOGETHER": 4, "num_warps": 2}  # of a program that sums over classes
+_NODES = {"TILE": 64, "num_warps": 2}  # of a program that sums over classes
 
 
 class FamilySums:
@@ -183,7 +183,7 @@ class FamilySums:
     ) -> None:
         """Sums over classes at every node."""
         alphas = len(powers[0])
-        family_nodes[(targets, alphas)](
+        family_nodes[(targets, alphas, 3)](
             sums,
             self._highest,
             *powers,

@@ -41,6 +41,7 @@ class FusedStep:
     Attributes:
         tokens: [2, R] inputs and targets of the step.
         counter: The step's number, which its masks depend on.
+        slot: A number for whoever fills `tokens`; each step adds one, as to the counter.
         loss: Of the last step, a scalar.
     """
 
@@ -61,7 +62,8 @@ class FusedStep:
         R, size = window * config.objective.batch_size, model.embedding.shape[1]
         copies, device = self.copies, self.device
         self.tokens = torch.zeros(2, R, dtype=torch.int64, device=device)
-        self.counter = torch.full((), step, dtype=torch.int64, device=device)
+        self._numbers = torch.tensor([step, 0], device=device)
+        self.counter, self.slot = self._numbers[0], self._numbers[1:]
         half = copies.softmax
         self.features = half.new_zeros(R, half.shape[1])
         self.features[:, size] = 1  # its gradient's column is that of the bias
@@ -166,6 +168,7 @@ class FusedStep:
         self._softmax()
         with beside.work():
             self._table_gradients()
+            self._numbers += 1  # nothing reads them any more
         stack.backward(self._dy.view_as(stack.out), self.masks.get("output"))
         # Sums of squares wait for memory, products do not: they run beside one another.
         with beside.work():
@@ -178,7 +181,6 @@ class FusedStep:
         self.adam.sum_squares(_INPUT)
         beside.join()
         self.adam.step()
-        self.counter += 1
 
     def _draw_masks(self, late: bool) -> None:
         """Draws the masks that only the stack's output needs, or all others."""

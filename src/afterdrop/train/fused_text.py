@@ -79,7 +79,6 @@ class FusedText:
         self.steps = FusedStep(self.config, model, optimiser, task.window, step, dtype)
         shape = _AHEAD, *self.steps.tokens.shape
         self.windows = torch.zeros(shape, dtype=torch.int64, device=self.device)
-        self.slot = torch.zeros(1, dtype=torch.int64, device=self.device)
         self.stripes = task.train_stripes(torch.device("cpu"))
         self._first, self._rate = step, -1.0
         self._take_state()
@@ -92,7 +91,7 @@ class FusedText:
             ahead = [torch.stack(self.stripes.window(number + n)) for n in range(_AHEAD)]
             windows = torch.stack(ahead).transpose(2, 3).flatten(2)
             self.windows.copy_(upload(windows, self.device))
-            self.slot.zero_()
+            self.steps.slot.zero_()
         group = self.optimiser.param_groups[0]
         if group["lr"] != self._rate:
             self._rate = group["lr"]
@@ -103,9 +102,8 @@ class FusedText:
 
     @torch.no_grad()
     def _step(self) -> None:
-        torch.index_select(self.windows, 0, self.slot, out=self.steps.tokens.unsqueeze(0))
+        torch.index_select(self.windows, 0, self.steps.slot, out=self.steps.tokens.unsqueeze(0))
         self.steps.run()
-        self.slot += 1
 
     def _take_state(self) -> None:
         """Goes on from the task's carried state, which from here on are views of the stack's."""
