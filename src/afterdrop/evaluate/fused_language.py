@@ -34,6 +34,7 @@ from afterdrop.family.ladder import Ladder
 from afterdrop.family.temperature import Nodes
 from afterdrop.kernels.family_logits import FamilyLogits
 from afterdrop.kernels.family_sums import ALPHAS, OF_SAMPLES
+from afterdrop.kernels.lstm_stack import product
 from afterdrop.kernels.uniform import why_not_drawn
 from afterdrop.masks.rows import split_evenly
 from afterdrop.models import LanguageModel
@@ -176,7 +177,7 @@ class FusedLanguageWorker(LanguageWorker):
         return self.deterministic(self._output(y), targets)
 
     def _windows(self, batch: Batch, windows: range) -> Results:
-        """Results of some windows, and under `mc_held` the smallest log-probability."""
+        """Results of some windows, and under `mc_held` the smallest mean log-probability."""
         part = slice(windows.start, windows.stop)
         tokens, state = batch.inputs
         start = tuple((h[part], c[part]) for h, c in state)
@@ -213,16 +214,16 @@ class FusedLanguageWorker(LanguageWorker):
         halves = plain.view(M, -1, 2, half, plain.shape[-1]).sum(3, dtype=torch.float32)
         if kept is not None:
             halves = halves.index_select(1, kept)
-        features = self.copies.features(halves.div_(half).flatten(0, 2))
-        own, N = targets.repeat(M), len(targets)
-        found, at_target = self.sums.mean_results(M * N), self._bias[own].unsqueeze(1).repeat(1, 2)
-        step = max(1, _MEANS // (2 * len(self.copies.softmax)))
+        features = with_ones(self.copies.features(halves.div_(half).flatten(0, 2)), self.sampled)
+        own, N, table = targets.repeat(M), len(targets), self._logits.table
+        found, at_target = self.sums.mean_results(M * N), halves.new_empty(M * N, 2)
+        step = max(1, _MEANS // (2 * len(table)))
         for start in range(0, M * N, step):
             some = slice(start, min(start + step, M * N))
-            logits = self.copies.logits(features[2 * some.start : 2 * some.stop])
+            logits = product(features[2 * some.start : 2 * some.stop], table.t())
             logits = logits.unflatten(0, (-1, 2))
-            self.sums.means(logits, self._bias, found, start)
-            at_target[some] += at_targets(logits.transpose(0, 1), own[some]).t()
+            self.sums.means(logits, found, start)
+            at_target[some] = at_targets(logits.transpose(0, 1), own[some]).t()
         return mean_results(found, M, at_target.view(M, N, 2), self.protocol.nodes)
 
     def _output(self, y: Tensor) -> Tensor:
@@ -244,4 +245,12 @@ def with_bias(table: Tensor, bias: Tensor, sampled: SampledFeatures) -> Tensor:
     for column in range(sampled.size, sampled.size + BIASES):
         wide[: len(bias), column] = bias
         bias = bias - wide[: len(bias), column]
+    return wide
+
+
+def with_ones(features: Tensor, sampled: SampledFeatures) -> Tensor:
+    """Features [R, ≥ size] with the ones that `with_bias` needs [R, width]."""
+    wide = features.new_zeros(len(features), sampled.width)
+    wide[:, : sampled.size] = features[:, : sampled.size]
+    wide[:, sampled.size : sampled.size + BIASES] = 1.0
     return wide

@@ -77,7 +77,7 @@ class FusedMean:
         """Per-target results [L, ...], as those of `MeanTemper`, and what `require_held` reads."""
         L, N = self.groups, len(self.targets)
         self._sums.finish(L * N, self._found)
-        held = self._found["lowest"].amin(-1).view(L, N)
+        held = self._found["lowest"].amin(0).view(L, N)
         return family_results(self._found, L, self.protocol) | {"held": held}
 
 
@@ -85,7 +85,7 @@ def require_held(lowest: Tensor) -> None:
     """Refuses log-probabilities that plain sums cannot hold, and NaN, which the plain form reports.
 
     Args:
-        lowest: The smallest log-probability of each sample, or of many.
+        lowest: The smallest mean log-probabilities over the samples of a half.
     """
     if lowest.numel() and not float(lowest.min()) >= LOWEST:
         raise TooLow
@@ -147,7 +147,7 @@ def _by_group(sums: Results, groups: int) -> Results:
     return {
         name: tensor.unflatten(-1, (groups, tensor.shape[-1] // groups)).movedim(-2, 0)
         for name, tensor in sums.items()
-        if name not in OF_SAMPLES
+        if name not in (*OF_SAMPLES, "lowest")
     }
 
 

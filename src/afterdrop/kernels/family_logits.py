@@ -1,9 +1,10 @@
-"""Logits of mask samples and what their rows need, in one product.
+"""Logits of mask samples and what their rows sum to, in one product.
 
 A program still has a tile of logits when its product is done: it writes them, and of every row of
-the tile the peak, Σ exp(x − peak), Σ exp(x − peak) · log2 of that, and the least. `_rows` puts the
-tiles of a row together. Programs stay and take one tile after another, so that the operands of the
-next one are under way meanwhile.
+the tile Σ exp(x) and Σ exp(x) · log2 exp(x), which `_rows` puts together. Nothing is taken off x
+first: logits beyond ±80 make a log-sum-exp that is no number, which whoever calls sees in `lowest`
+of `family_sums`. Programs stay and take one tile after another, so that the operands of the next
+one are under way meanwhile.
 
 Letters: R rows, targets × samples; E features, V classes, V₊ columns of the logits.
 """
@@ -16,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from afterdrop.kernels import log_sum_exp
+from afterdrop.kernels.bases import LN2, LOG2E
 from afterdrop.kernels.family_sums import OF_SAMPLES
 from afterdrop.kernels.lstm_stack import processors
 
@@ -28,7 +29,7 @@ _SIZES = (
 )
 _BARRIERS = 1024  # bytes of what else is there
 _GROUP = 16  # tiles of rows that share the table's rows in the cache
-_ROWS = {"BLOCK": 32, "num_warps": 8}  # of a program that puts tiles together
+_ROWS = {"BLOCK": 32, "num_warps": 4}  # of a program that puts tiles together
 
 
 @triton.jit
@@ -45,7 +46,7 @@ def _products(
     features,  # descriptors of [R, E]
     table,  # [V₊, E]
     logits,  # [R, V₊]
-    statistics,  # [4, tiles of V, R]
+    statistics,  # [2, tiles of V, R]
     R,
     V,
     tiles_r,
@@ -63,22 +64,16 @@ def _products(
             x = features.load([at_r * BLOCK_R, e])
             w = table.load([at_v * BLOCK_V, e])
             total = tl.dot(x, w.T, total, input_precision="ieee")
-        rounded = total.to(logits.dtype)
-        logits.store([at_r * BLOCK_R, at_v * BLOCK_V], rounded)
-        x = rounded.to(tl.float32)
-        least = tl.min(x, 1)
+        logits.store([at_r * BLOCK_R, at_v * BLOCK_V], total.to(logits.dtype))
         if at_v == tiles_v - 1:
-            inside = (at_v * BLOCK_V + tl.arange(0, BLOCK_V) < V)[None, :]
-            least = tl.min(tl.where(inside, x, float("inf")), 1)
-            x = tl.where(inside, x, log_sum_exp.NOTHING)
-        peak, total = log_sum_exp.begin(BLOCK_R)
-        peak, total, weighted = log_sum_exp.weigh(x, peak, total, total)
+            inside = at_v * BLOCK_V + tl.arange(0, BLOCK_V) < V
+            total = tl.where(inside[None, :], total, -1e30)  # not −inf, which times 0 is no number
+        total *= LOG2E
+        terms = tl.exp2(total)
         row = at_r * BLOCK_R + tl.arange(0, BLOCK_R)
         at = statistics + at_v * R + row
-        tl.store(at, peak, mask=row < R)
-        tl.store(at + tiles_v * R, total, mask=row < R)
-        tl.store(at + 2 * tiles_v * R, weighted, mask=row < R)
-        tl.store(at + 3 * tiles_v * R, least, mask=row < R)
+        tl.store(at, tl.sum(terms, 1), mask=row < R)
+        tl.store(at + tiles_v * R, tl.sum(terms * total, 1), mask=row < R)
 
 
 @triton.jit
@@ -88,7 +83,6 @@ def _rows(
     statistics,
     lse,
     chosen,
-    lowest,
     entropies,
     R,
     tiles,
@@ -103,17 +97,15 @@ def _rows(
     real = row < R
     inside = (tile < tiles) & real[None, :]
     at = statistics + tile * R + row[None, :]
-    peak = tl.load(at, mask=inside, other=log_sum_exp.NOTHING)
-    total = tl.load(at + tiles * R, mask=inside, other=0.0)
-    weighted = tl.load(at + 2 * tiles * R, mask=inside, other=0.0)
-    least = tl.load(at + 3 * tiles * R, mask=inside, other=float("inf"))
+    total = tl.sum(tl.load(at, mask=inside, other=0.0), 0)
+    weighted = tl.sum(tl.load(at + tiles * R, mask=inside, other=0.0), 0)
     target = tl.load(targets + row // K, mask=real, other=0)
     own = tl.load(logits + row.to(tl.int64) * stride + target, mask=real, other=0.0)
-    found, entropy = log_sum_exp.end_weighed(peak, total, weighted)
+    held = (total > 0) & (total < float("inf"))
+    found = tl.where(held, tl.log(total), float("nan"))
     tl.store(lse + row, found, mask=real)
     tl.store(chosen + row, own.to(tl.float32) - found, mask=real)
-    tl.store(lowest + row, tl.min(least, 0) - found, mask=real)
-    tl.store(entropies + row, entropy, mask=real)
+    tl.store(entropies + row, found - weighted / total * LN2, mask=real)
 
 
 class FamilyLogits:
@@ -132,7 +124,7 @@ class FamilyLogits:
         self.sizes = sizes(table.element_size(), memory)
         rows, self.tiles = targets * samples, -(-len(table) // self.sizes["BLOCK_V"])
         self._logits = table.new_empty(rows, len(table))
-        self._statistics = torch.empty(4 * self.tiles * rows, device=table.device)
+        self._statistics = torch.empty(2 * self.tiles * rows, device=table.device)
 
     def product(
         self, features: Tensor, targets: Tensor, lse: Tensor, found: dict[str, Tensor]

@@ -23,32 +23,30 @@ _ROUGH: tl.constexpr = tl.constexpr(OCTAVES * STEPS // EVERY + 1)  # and of a ha
 
 
 @triton.jit
-def _mean(at, half_stride, bias, inside, fill, scale, WHOLE: tl.constexpr, PAIRS: tl.constexpr):
-    """Mean power of classes, lifted, of one half or of both; `fill` where there is no class."""
+def _total(at, half_stride, inside, fill, WHOLE: tl.constexpr):
+    """Sums of classes, of one half or of both; `fill` where there is no class."""
     total = tl.load(at, mask=inside, other=fill)
     if WHOLE:
         total += tl.load(at + half_stride, mask=inside, other=fill)
-    total *= scale
-    if PAIRS:
-        total += tl.load(bias, mask=inside, other=0.0)
     return total
 
 
 @triton.jit
-def _log2(mean, alpha, inverse_alpha, drop, FAST: tl.constexpr):
-    """Log2 M of a mean power."""
+def _log2(total, scale, drop, lift, inverse_alpha, GEOMETRIC: tl.constexpr, FAST: tl.constexpr):
+    """Log2 M of sums, of which `scale` makes means and `drop` means without their lift."""
+    if GEOMETRIC:
+        return total * (scale * LOG2E)
     # The lift is taken off before the logarithm, which is finer there, where that is a number.
-    small = mean * drop
+    small = total * (scale * drop)
     normal = small > 1e-30
-    x = tl.where(normal, small, mean)
+    x = tl.where(normal, small, total)
     if FAST:  # one instruction with an error of 2^-22, for a library's twenty
         log = tl.inline_asm_elementwise(
             "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
         )
     else:
         log = tl.log2(x)
-    log -= tl.where(normal, 0.0, LIFT * alpha)
-    return tl.where(alpha > 0, log * inverse_alpha, mean * LOG2E)
+    return (log - tl.where(normal, 0.0, lift)) * inverse_alpha
 
 
 @triton.jit
@@ -63,19 +61,17 @@ def _store(at, sums, b, shift, octave: tl.constexpr, STEPS: tl.constexpr, total)
 def _climb(
     row,
     half_stride,
-    bias,
     V,
-    fill,
+    most,  # the largest sum, or a little more
     scale,
-    alpha,
-    inverse_alpha,
     drop,
-    reference,  # log2, at the peak or a little above it
+    lift,
+    inverse_alpha,
     first,  # [8] b of the first octave
     out,  # [8 · STEPS + 1 or 2, total] at this target
     total,
     WHOLE: tl.constexpr,
-    PAIRS: tl.constexpr,
+    GEOMETRIC: tl.constexpr,
     STEPS: tl.constexpr,
     TILE: tl.constexpr,
     TOGETHER: tl.constexpr,  # tiles whose loads are under way together
@@ -83,9 +79,11 @@ def _climb(
 ):
     """Stores G on all rungs, then at 1 and for the whole at 2.
 
-    Gives the peak in log2, its class and the entropy at 1; of a half the reference, which is its
+    Gives the peak in log2, its class and the entropy at 1; of a half that of `most`, which is its
     peak, and nothing.
     """
+    reference = _log2(most, scale, drop, lift, inverse_alpha, GEOMETRIC, FAST)
+    fill: tl.constexpr = -1e30 if GEOMETRIC else 0.0  # of which log M is nothing
     # Classes are the last dimension, along which threads lie: each has all rungs of a class.
     b = tl.load(first + tl.arange(0, STEPS) * (8 // STEPS))
     s0 = tl.zeros((STEPS, TILE), tl.float32)
@@ -98,15 +96,15 @@ def _climb(
     for start in range(0, V, TILE * TOGETHER):
         for part in tl.static_range(TOGETHER):
             v = start + part * TILE + tl.arange(0, TILE)
-            mean = _mean(row + v, half_stride, bias + v, v < V, fill, scale, WHOLE, PAIRS)
-            below = _log2(mean, alpha, inverse_alpha, drop, FAST) - reference
+            total_v = _total(row + v, half_stride, v < V, fill, WHOLE)
+            below = _log2(total_v, scale, drop, lift, inverse_alpha, GEOMETRIC, FAST) - reference
             p = tl.exp2(below)
             one += p
             if WHOLE:
                 two += p * p
                 weighted += p * tl.maximum(below, -1e4)
-                where = tl.where(mean > best, v, where)
-                best = tl.maximum(mean, best)
+                where = tl.where(total_v > best, v, where)
+                best = tl.maximum(total_v, best)
             y = tl.exp2(b[:, None] * below[None, :])
             s0 += y
             y *= y
@@ -129,7 +127,7 @@ def _climb(
     z = tl.sum(one, 0)
     if WHOLE:
         highest = tl.max(best, 0)
-        peak = _log2(highest, alpha, inverse_alpha, drop, FAST)
+        peak = _log2(highest, scale, drop, lift, inverse_alpha, GEOMETRIC, FAST)
         found = tl.min(tl.where(best == highest, where, V), 0)
         entropy = (tl.log2(z) - tl.sum(weighted, 0) / z) * LN2
         log_two = tl.log2(tl.sum(two, 0)) + 2 * (reference - peak)
@@ -148,23 +146,20 @@ def _climb(
 
 
 @triton.jit
-def _highest_mean(
-    row,
-    half_stride,
-    bias,
-    V,
-    fill,
-    scale,
-    BLOCK: tl.constexpr,
-    WHOLE: tl.constexpr,
-    PAIRS: tl.constexpr,
-):
+def _largest(row, half_stride, V, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
     best = tl.full((BLOCK,), float("-inf"), tl.float32)
     for start in range(0, V, BLOCK):
         v = start + tl.arange(0, BLOCK)
-        mean = _mean(row + v, half_stride, bias + v, v < V, fill, scale, WHOLE, PAIRS)
-        best = tl.maximum(mean, best)
+        best = tl.maximum(_total(row + v, half_stride, v < V, float("-inf"), WHOLE), best)
     return tl.max(best, 0)
+
+
+@triton.jit
+def _known(highest, half, power, n, N, parts, PARTS: tl.constexpr, other):
+    """What `sample_sums` kept of the parts of the classes."""
+    part = tl.arange(0, PARTS)
+    at = highest + ((6 * half + power) * N + n) * parts + part
+    return tl.load(at, mask=part < parts, other=other)
 
 
 @triton.jit
@@ -185,10 +180,103 @@ def _spread(sums, half_stride, n, N, V, width, BLOCK: tl.constexpr):
     return tl.sum(ratio, 0) - 1
 
 
-@triton.jit(do_not_specialize=["N", "first_target", "total"])
+@triton.jit
+def _of_alpha(
+    row,  # of the whole's first half, or of the half
+    half_stride,
+    highest,
+    first,
+    G,  # at this target, as below
+    G_half,
+    peaks,
+    classes,
+    entropies,
+    n,
+    N,
+    V,
+    power,
+    alpha,
+    drop,
+    size,
+    which,
+    A,
+    total,
+    parts,
+    PARTS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    TILE: tl.constexpr,
+    PAIRS: tl.constexpr,
+    GEOMETRIC: tl.constexpr,
+    FAST: tl.constexpr,
+):
+    """What an alpha needs of the whole or of a half."""
+    scale = 1 / tl.where(which == 0, 2 * size, size).to(tl.float32)
+    inverse_alpha = 1 / tl.where(alpha > 0, alpha, 1.0)
+    lift = LIFT * alpha - tl.log2(scale)
+    nothing = float("-inf")
+    if which == 0:
+        # Both halves' largest sums together are at most twice the largest of the whole, unless
+        # logarithms are summed. That is 1/α too high in log2, which the last rung must stand.
+        if GEOMETRIC:  # noqa: SIM114 (known when it is compiled)
+            most = _largest(row, half_stride, V, BLOCK, True)
+        elif tl.load(first + 7) * 128 * inverse_alpha > 100:
+            most = _largest(row, half_stride, V, BLOCK, True)
+        else:
+            most = tl.max(_known(highest, 0, power, n, N, parts, PARTS, nothing), 0)
+            most += tl.max(_known(highest, 1, power, n, N, parts, PARTS, nothing), 0)
+        peak, where, entropy = _climb(
+            row,
+            half_stride,
+            V,
+            most,
+            scale,
+            drop,
+            lift,
+            inverse_alpha,
+            first,
+            G,
+            total,
+            True,
+            GEOMETRIC,
+            8,
+            TILE,
+            4 if FAST else 1,
+            FAST,
+        )
+        tl.store(peaks, peak * LN2)
+        tl.store(classes, where)
+        tl.store(entropies, entropy)
+    else:
+        if PAIRS:
+            most = _largest(row, half_stride, V, BLOCK, False)
+        else:
+            most = tl.max(_known(highest, which - 1, power, n, N, parts, PARTS, nothing), 0)
+        peak, _, _ = _climb(
+            row,
+            half_stride,
+            V,
+            most,
+            scale,
+            drop,
+            lift,
+            inverse_alpha,
+            first,
+            G_half + ((which - 1) * A * _ROUGH).to(tl.int64) * total,
+            total,
+            False,
+            GEOMETRIC,
+            2,
+            TILE,
+            8 if FAST else 1,
+            FAST,
+        )
+        tl.store(peaks + which * A * total, peak * LN2)
+
+
+@triton.jit(do_not_specialize=["N", "first_target", "total", "size"])
 def family_nodes(
     sums,  # [2, 6, N, width], or logits [N, 2, width]
-    highest,  # [2, 5, N, parts] the largest sum of a part of the classes; not read with logits
+    highest,  # [2, 6, N, parts] as `sample_sums` leaves it; not read with logits
     powers,
     alphas,
     drops,  # [A] 2^(−96 α), which undoes the lift
@@ -199,6 +287,7 @@ def family_nodes(
     classes,
     entropies,
     spread,
+    lowest,  # [2, total]
     N,  # targets of this chunk
     V,
     width,
@@ -206,7 +295,6 @@ def family_nodes(
     size,
     first_target,  # the chunk's first target among all
     total,  # targets of all chunks
-    bias,  # [V] that logits lack; not read with sums
     parts,
     PARTS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -222,82 +310,107 @@ def family_nodes(
     power = tl.load(powers + a)
     alpha = tl.load(alphas + a)
     drop = tl.load(drops + a)
-    inverse_alpha = 1 / tl.where(alpha > 0, alpha, 1.0)
+    place = first_target + n
+    G += (a * _FINE).to(tl.int64) * total + place
+    G_half += (a * _ROUGH).to(tl.int64) * total + place
+    peaks += a * total + place
+    classes += a * total + place
+    entropies += a * total + place
     if PAIRS:
         half_stride = width.to(tl.int64)
         row = sums + n.to(tl.int64) * (2 * width) + half * half_stride
+        _of_alpha(
+            row,
+            half_stride,
+            highest,
+            first,
+            G,
+            G_half,
+            peaks,
+            classes,
+            entropies,
+            n,
+            N,
+            V,
+            power,
+            alpha,
+            drop,
+            size,
+            which,
+            A,
+            total,
+            parts,
+            PARTS,
+            BLOCK,
+            TILE,
+            True,
+            True,
+            FAST,
+        )
     else:
         half_stride = 6 * N.to(tl.int64) * width
         row = sums + (power * N + n).to(tl.int64) * width + half * half_stride
-        part = tl.arange(0, PARTS)
-        known = highest + ((5 * half + power) * N + n) * parts + part
-        most = tl.max(tl.load(known, mask=part < parts, other=float("-inf")), 0)
-    scale = 1 / tl.where(which == 0, 2 * size, size).to(tl.float32)
-    fill = tl.where(alpha > 0, 0.0, -1e30)  # of which log M is nothing
-    place = first_target + n
-    if which == 0:
-        # Both halves' largest sums together are at most twice the largest of the whole, unless
-        # logarithms are summed. That is 1/α too high in log2, which the last rung must stand.
-        last = tl.load(first + 7) * 128
-        if PAIRS:  # noqa: SIM114 (known when it is compiled)
-            most = _highest_mean(row, half_stride, bias, V, fill, scale, BLOCK, True, PAIRS)
-        elif (power == 0) | (last * inverse_alpha > 100):
-            most = _highest_mean(row, half_stride, bias, V, fill, scale, BLOCK, True, PAIRS)
+        if power == 0:
+            _of_alpha(
+                row,
+                half_stride,
+                highest,
+                first,
+                G,
+                G_half,
+                peaks,
+                classes,
+                entropies,
+                n,
+                N,
+                V,
+                power,
+                alpha,
+                drop,
+                size,
+                which,
+                A,
+                total,
+                parts,
+                PARTS,
+                BLOCK,
+                TILE,
+                False,
+                True,
+                FAST,
+            )
         else:
-            known += 5 * N * parts
-            most += tl.max(tl.load(known, mask=part < parts, other=float("-inf")), 0)
-            most *= scale
-        peak, where, entropy = _climb(
-            row,
-            half_stride,
-            bias,
-            V,
-            fill,
-            scale,
-            alpha,
-            inverse_alpha,
-            drop,
-            _log2(most, alpha, inverse_alpha, drop, FAST),
-            first,
-            G + (a * _FINE).to(tl.int64) * total + place,
-            total,
-            True,
-            PAIRS,
-            8,
-            TILE,
-            4 if FAST else 1,
-            FAST,
-        )
-        tl.store(peaks + a * total + place, peak * LN2)
-        tl.store(classes + a * total + place, where)
-        tl.store(entropies + a * total + place, entropy)
-        if not PAIRS:  # noqa: SIM102 (known when it is compiled, unlike a)
-            if a == 0:
+            _of_alpha(
+                row,
+                half_stride,
+                highest,
+                first,
+                G,
+                G_half,
+                peaks,
+                classes,
+                entropies,
+                n,
+                N,
+                V,
+                power,
+                alpha,
+                drop,
+                size,
+                which,
+                A,
+                total,
+                parts,
+                PARTS,
+                BLOCK,
+                TILE,
+                False,
+                False,
+                FAST,
+            )
+        if a == 0:
+            if which == 0:
                 tl.store(spread + place, _spread(sums, half_stride, n, N, V, width, BLOCK))
-    else:
-        if PAIRS:
-            most = _highest_mean(row, half_stride, bias, V, fill, scale, BLOCK, False, PAIRS)
-        else:
-            most *= scale
-        peak, _, _ = _climb(
-            row,
-            half_stride,
-            bias,
-            V,
-            fill,
-            scale,
-            alpha,
-            inverse_alpha,
-            drop,
-            _log2(most, alpha, inverse_alpha, drop, FAST),
-            first,
-            G_half + (((which - 1) * A + a) * _ROUGH).to(tl.int64) * total + place,
-            total,
-            False,
-            PAIRS,
-            2,
-            TILE,
-            8 if FAST else 1,
-            FAST,
-        )
-        tl.store(peaks + (which * A + a) * total + place, peak * LN2)
+            else:
+                least = _known(highest, half, 5, n, N, parts, PARTS, float("inf"))
+                tl.store(lowest + half * total + place, tl.min(least, 0) / size)

@@ -15,8 +15,8 @@ from afterdrop.kernels.sample_sums import LIFT, power_sums, row_lse
 from afterdrop.transfer import constant
 
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)  # their sums come first
-LOWEST = -150.0  # smallest log p for which lifted sums are exact
-OF_SAMPLES = ("chosen", "lowest", "entropies")  # log p of the target, the smallest, −Σ p log p
+LOWEST = -150.0  # smallest mean of log p for which lifted sums are exact
+OF_SAMPLES = ("chosen", "entropies")  # log p of the target, −Σ p log p
 _POWERS = 6
 _LSE = {"BLOCK": 1024, "GROUP": 8, "num_warps": 2}  # of a program that has a row
 _SUMS = {"BLOCK": 512, "num_warps": 2}  # of a program that sums over samples
@@ -58,7 +58,7 @@ class FamilySums:
         self._sums = torch.empty(2 * _POWERS * targets * self.width, device=device)
         self.lse = torch.empty(targets * samples, device=device)
         self._parts = -(-classes // _SUMS["BLOCK"])  # of the classes
-        self._highest = torch.empty(2 * len(ALPHAS) * targets * self._parts, device=device)
+        self._highest = torch.empty(2 * _POWERS * targets * self._parts, device=device)
 
     def results(self, targets: int) -> dict[str, Tensor]:
         """Room for the results of N targets.
@@ -66,11 +66,13 @@ class FamilySums:
         Returns:
             `G` [A, R + 2, N] on the rungs, at 1 and 2, and `G_half` [2, A, R / 4 + 1, N] on every
             fourth and at 1, relative to `peak` [3, A, N] (of the whole and the halves);
-            `class` and `entropy` [A, N], `spread` [N]; of every sample `OF_SAMPLES` [N, K].
+            `class` and `entropy` [A, N], `spread` [N], and `lowest` [2, N], the smallest mean of
+            log p in a half; of every sample `OF_SAMPLES` [N, K].
         """
         N, K, new = targets, self.samples, self.lse.new_empty
         return self.mean_results(N, len(self.alphas)) | {
             "spread": new(N),
+            "lowest": new(2, N),
             **{name: new(N, K) for name in OF_SAMPLES},
         }
 
@@ -157,23 +159,21 @@ class FamilySums:
     def finish(self, targets: int, found: dict[str, Tensor], first: int = 0) -> None:
         """Writes what follows from the sums of the targets added since the last time."""
         powers = self.powers, self.alphas, self.drops
-        self._nodes(self._sums, self._sums, powers, targets, found, first, pairs=False)
+        self._nodes(self._sums, powers, targets, found, first, pairs=False)
 
-    def means(self, logits: Tensor, bias: Tensor, found: dict[str, Tensor], first: int) -> None:
+    def means(self, logits: Tensor, found: dict[str, Tensor], first: int) -> None:
         """Writes what follows from logits of mean features, which are alpha 0 but for a constant.
 
         Args:
-            logits: [n, 2, V₊] float32 of either half without the bias.
-            bias: [V].
+            logits: [n, 2, V₊] float32 of either half.
             found: From `mean_results`.
             first: The first of these targets among all.
         """
-        self._nodes(logits, bias, self._geometric, len(logits), found, first, pairs=True)
+        self._nodes(logits, self._geometric, len(logits), found, first, pairs=True)
 
     def _nodes(
         self,
         sums: Tensor,
-        bias: Tensor,
         powers: tuple[Tensor, Tensor, Tensor],
         targets: int,
         found: dict[str, Tensor],
@@ -182,7 +182,7 @@ class FamilySums:
         pairs: bool,
     ) -> None:
         """Sums over classes at every node."""
-        alphas = len(powers[0])
+        alphas, nothing = len(powers[0]), found["entropy"]  # where nothing is written
         family_nodes[(targets, alphas, 3)](
             sums,
             self._highest,
@@ -193,7 +193,8 @@ class FamilySums:
             found["peak"],
             found["class"],
             found["entropy"],
-            found["entropy" if pairs else "spread"],
+            nothing if pairs else found["spread"],
+            nothing if pairs else found["lowest"],
             targets,
             self.classes,
             sums.stride(1) if pairs else self.width,
@@ -201,7 +202,6 @@ class FamilySums:
             1 if pairs else self.samples // 2,
             first,
             found["entropy"].shape[1],
-            bias,
             self._parts,
             PARTS=triton.next_power_of_2(self._parts),
             BLOCK=1024,

@@ -5,7 +5,8 @@ For each target the sums over the samples of a half are kept for every class:
     Σ log p        Σ p^¼  Σ p^½  Σ p^¾  Σ p          Σ p²
 
 One exponential gives all powers. They are plain sums, p^α times 2^(96 α): log p is at most 0 so
-nothing overflows, and p underflows below exp(−150), which whoever calls sees in `lowest`.
+nothing overflows, and a mean of p underflows below exp(−150). The mean of log p is lower still, and
+the lowest of all classes is kept for whoever calls.
 
 Letters: Q targets, of which groups · N at a time, S samples of K, V classes; powers in the order
 above.
@@ -28,7 +29,6 @@ def row_lse(
     targets,
     lse,
     chosen,
-    lowest,
     entropies,
     V,
     by_sample,  # strides of the logits
@@ -41,7 +41,7 @@ def row_lse(
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """A row's log-sum-exp, its target's log p, its smallest log p and its entropy."""
+    """A row's log-sum-exp, its target's log p and its entropy."""
     # From the end, where the product has just been: that is still in the cache.
     row = tl.num_programs(0) - 1 - tl.program_id(0)
     q = row // S
@@ -52,23 +52,19 @@ def row_lse(
     v = tl.arange(0, BLOCK // GROUP)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     peak, total = log_sum_exp.begin(BLOCK // GROUP)
     weighted = total
-    least = tl.full((BLOCK // GROUP,), float("inf"), tl.float32)
     for _ in range(V // BLOCK):  # without masks, so that loads are as wide as they can be
         x = tl.load(at + v).to(tl.float32)
-        least = tl.minimum(least, tl.min(x, 1))
         peak, total, weighted = log_sum_exp.weigh(x, peak, total, weighted)
         v += BLOCK
     inside = v < V
     x = tl.load(at + v, mask=inside, other=0.0).to(tl.float32)
-    least = tl.minimum(least, tl.min(tl.where(inside, x, float("inf")), 1))
-    x = tl.where(inside, x, log_sum_exp.NOTHING)
+    x = tl.where(inside, x, log_sum_exp.NOTHING)  # more than float16 holds
     peak, total, weighted = log_sum_exp.weigh(x, peak, total, weighted)
     found, entropy = log_sum_exp.end_weighed(peak, total, weighted)
     tl.store(lse + row, found)
     own = tl.load(at + tl.load(targets + q % N)).to(tl.float32)
     place = q.to(tl.int64) * K + k0 + k
     tl.store(chosen + place, own - found)
-    tl.store(lowest + place, tl.min(least, 0) - found)
     tl.store(entropies + place, entropy)
 
 
@@ -139,13 +135,15 @@ def power_sums(
         s4 += tl.load(place + 4 * power, mask=v < width, other=0.0)
         s8 += tl.load(place + 5 * power, mask=v < width, other=0.0)
     # The largest of these classes; who reads the sums begins with the largest of all.
-    largest = highest + ((half + part) * 5 * Q + first + q) * parts + block
+    largest = highest + ((half + part) * 6 * Q + first + q) * parts + block
     lowest = float("-inf")
     tl.store(largest, tl.max(tl.where(inside, s0, lowest), 0))
     tl.store(largest + Q * parts, tl.max(tl.where(inside, s1, lowest), 0))
     tl.store(largest + 2 * Q * parts, tl.max(tl.where(inside, s2, lowest), 0))
     tl.store(largest + 3 * Q * parts, tl.max(tl.where(inside, s3, lowest), 0))
     tl.store(largest + 4 * Q * parts, tl.max(tl.where(inside, s4, lowest), 0))
+    least = tl.where(s0 > lowest, s0, lowest)  # of no number too
+    tl.store(largest + 5 * Q * parts, tl.min(tl.where(inside, least, float("inf")), 0))
     tl.store(place, s0, mask=v < width)
     tl.store(place + power, s1, mask=v < width)
     tl.store(place + 2 * power, s2, mask=v < width)
