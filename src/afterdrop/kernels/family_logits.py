@@ -28,7 +28,7 @@ _SIZES = (
     {"BLOCK_R": 64, "BLOCK_V": 64, "BLOCK_E": 32, "num_warps": 4, "num_stages": 2},
 )
 _BARRIERS = 1024  # bytes of what else is there
-_GROUP = 16  # tiles of rows that share the table's rows in the cache
+_GROUP = 64  # tiles of rows that share the table's rows in the cache
 _ROWS = {"BLOCK": 32, "num_warps": 4}  # of a program that puts tiles together
 
 
@@ -39,6 +39,13 @@ def _tile(number, tiles_r, tiles_v, GROUP: tl.constexpr):
     size = tl.minimum(tiles_r - first, GROUP)
     within = number % (GROUP * tiles_v)
     return first + within % size, within // size
+
+
+@triton.jit
+def _sums(x):
+    """Σ 2^x of rows, and the same weighted with x."""
+    terms = tl.exp2(x)
+    return tl.sum(terms, 1), tl.sum(terms * x, 1)
 
 
 @triton.jit
@@ -64,16 +71,20 @@ def _products(
             x = features.load([at_r * BLOCK_R, e])
             w = table.load([at_v * BLOCK_V, e])
             total = tl.dot(x, w.T, total, input_precision="ieee")
-        logits.store([at_r * BLOCK_R, at_v * BLOCK_V], total.to(logits.dtype))
+        rounded = total.to(logits.dtype)
+        logits.store([at_r * BLOCK_R, at_v * BLOCK_V], rounded)
+        x = rounded.to(tl.float32) * LOG2E
+        # Sums in both branches: a tile that came out of one would take registers of its own.
         if at_v == tiles_v - 1:
             inside = at_v * BLOCK_V + tl.arange(0, BLOCK_V) < V
-            total = tl.where(inside[None, :], total, -1e30)  # not −inf, which times 0 is no number
-        total *= LOG2E
-        terms = tl.exp2(total)
+            own = tl.where(inside[None, :], x, -1e30)  # not −inf, which times 0 is no number
+            plain, weighted = _sums(own)
+        else:
+            plain, weighted = _sums(x)
         row = at_r * BLOCK_R + tl.arange(0, BLOCK_R)
         at = statistics + at_v * R + row
-        tl.store(at, tl.sum(terms, 1), mask=row < R)
-        tl.store(at + tiles_v * R, tl.sum(terms * total, 1), mask=row < R)
+        tl.store(at, plain, mask=row < R)
+        tl.store(at + tiles_v * R, weighted, mask=row < R)
 
 
 @triton.jit

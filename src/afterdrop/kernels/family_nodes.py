@@ -33,7 +33,10 @@ def _total(at, half_stride, inside, fill, WHOLE: tl.constexpr):
 
 @triton.jit
 def _log2(total, scale, drop, lift, inverse_alpha, GEOMETRIC: tl.constexpr, FAST: tl.constexpr):
-    """Log2 M of sums, of which `scale` makes means and `drop` means without their lift."""
+    """Log2 M of sums, of which `scale` makes means and `drop` takes their lift off.
+
+    The logarithm of either is in `lift`.
+    """
     if GEOMETRIC:
         return total * (scale * LOG2E)
     # The lift is taken off before the logarithm, which is finer there, where that is a number.
@@ -196,7 +199,7 @@ def _of_alpha(
     V,
     power,
     alpha,
-    drop,
+    lift,
     size,
     which,
     A,
@@ -212,7 +215,8 @@ def _of_alpha(
     """What an alpha needs of the whole or of a half."""
     scale = 1 / tl.where(which == 0, 2 * size, size).to(tl.float32)
     inverse_alpha = 1 / tl.where(alpha > 0, alpha, 1.0)
-    lift = LIFT * alpha - tl.log2(scale)
+    drop = tl.exp2(-lift)
+    lift -= tl.log2(scale)
     nothing = float("-inf")
     if which == 0:
         # Both halves' largest sums together are at most twice the largest of the whole, unless
@@ -279,7 +283,7 @@ def family_nodes(
     highest,  # [2, 6, N, parts] as `sample_sums` leaves it; not read with logits
     powers,
     alphas,
-    drops,  # [A] 2^(−96 α), which undoes the lift
+    lifts,  # [A] of the sums, log2
     first,  # [8] b of the first octave
     G,  # [A, rungs and 1 and 2, total]
     G_half,  # [2, A, every fourth rung and 1, total]
@@ -309,7 +313,7 @@ def family_nodes(
     half = tl.maximum(which - 1, 0)
     power = tl.load(powers + a)
     alpha = tl.load(alphas + a)
-    drop = tl.load(drops + a)
+    lift = tl.load(lifts + a)
     place = first_target + n
     G += (a * _FINE).to(tl.int64) * total + place
     G_half += (a * _ROUGH).to(tl.int64) * total + place
@@ -334,7 +338,7 @@ def family_nodes(
             V,
             power,
             alpha,
-            drop,
+            lift,
             size,
             which,
             A,
@@ -366,7 +370,7 @@ def family_nodes(
                 V,
                 power,
                 alpha,
-                drop,
+                lift,
                 size,
                 which,
                 A,
@@ -395,7 +399,7 @@ def family_nodes(
                 V,
                 power,
                 alpha,
-                drop,
+                lift,
                 size,
                 which,
                 A,

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from afterdrop.family.ladder import EVERY, STEPS, Ladder
 from afterdrop.kernels.family_nodes import family_nodes
-from afterdrop.kernels.sample_sums import LIFT, power_sums, row_lse
+from afterdrop.kernels.sample_sums import LIFTS, power_sums, row_lse
 from afterdrop.transfer import constant
 
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)  # their sums come first
@@ -20,7 +20,7 @@ OF_SAMPLES = ("chosen", "entropies")  # log p of the target, −Σ p log p
 _POWERS = 6
 _LSE = {"BLOCK": 1024, "GROUP": 8, "num_warps": 2}  # of a program that has a row
 _SUMS = {"BLOCK": 512, "num_warps": 2}  # of a program that sums over samples
-_NODES = {"TILE": 64, "num_warps": 2}  # of a program that sums over classes
+_NODES = {"TILE": 64, "num_warps": 2, "maxnreg": 112}  # of a program that sums over classes
 
 
 class FamilySums:
@@ -46,7 +46,8 @@ class FamilySums:
     ) -> None:
         self.classes, self.samples = classes, samples
         self.alphas = constant(torch.tensor(alphas), device, torch.float32)
-        self.drops = torch.exp2(-LIFT.value * self.alphas)
+        lifts = torch.tensor([LIFTS[ALPHAS.index(alpha)] for alpha in alphas])
+        self.lifts = constant(lifts, device, torch.float32)
         powers = torch.tensor([ALPHAS.index(alpha) for alpha in alphas])
         self.powers = constant(powers, device, torch.int32)
         self.rungs = len(ladder.inverse)
@@ -54,7 +55,7 @@ class FamilySums:
         self.first = constant(ladder.inverse[:STEPS], device, torch.float32)
         self.width = -(-classes // 32) * 32  # of the rows of sums, which then begin at a line
         zero = torch.zeros(1, device=device)
-        self._geometric = zero.int(), zero, zero + 1
+        self._geometric = zero.int(), zero, zero
         self._sums = torch.empty(2 * _POWERS * targets * self.width, device=device)
         self.lse = torch.empty(targets * samples, device=device)
         self._parts = -(-classes // _SUMS["BLOCK"])  # of the classes
@@ -158,7 +159,7 @@ class FamilySums:
 
     def finish(self, targets: int, found: dict[str, Tensor], first: int = 0) -> None:
         """Writes what follows from the sums of the targets added since the last time."""
-        powers = self.powers, self.alphas, self.drops
+        powers = self.powers, self.alphas, self.lifts
         self._nodes(self._sums, powers, targets, found, first, pairs=False)
 
     def means(self, logits: Tensor, found: dict[str, Tensor], first: int) -> None:

@@ -4,9 +4,10 @@ For each target the sums over the samples of a half are kept for every class:
 
     Σ log p        Σ p^¼  Σ p^½  Σ p^¾  Σ p          Σ p²
 
-One exponential gives all powers. They are plain sums, p^α times 2^(96 α): log p is at most 0 so
-nothing overflows, and a mean of p underflows below exp(−150). The mean of log p is lower still, and
-the lowest of all classes is kept for whoever calls.
+One exponential gives all powers. They are plain sums: log p is at most 0, so nothing overflows.
+Those of p^¾ and p are lifted by powers of two, so that they only underflow where the mean of p is
+below exp(−150). The mean of log p is lower still, and the lowest of all classes is kept for whoever
+calls.
 
 Letters: Q targets, of which groups · N at a time, S samples of K, V classes; powers in the order
 above.
@@ -21,6 +22,7 @@ from afterdrop.kernels import log_sum_exp
 
 _QUARTER: tl.constexpr = tl.constexpr(0.36067376022224085)  # log2 e / 4
 LIFT: tl.constexpr = tl.constexpr(96)  # a power of two that keeps p from underflow
+LIFTS = (0, 0, 0, LIFT.value // 2, LIFT.value)  # of the sums but the last
 
 
 @triton.jit(do_not_specialize=["S", "N", "k0"])
@@ -114,15 +116,15 @@ def power_sums(
             x = tl.load(at, mask=v < readable, other=0.0).to(tl.float32)
             at += by_sample
             quarter = x * _QUARTER - tl.load(at_lse + start + step) * _QUARTER  # log2 p^¼
-            e1 = tl.exp2(quarter) * 2 ** (LIFT // 4)  # exact, unlike a larger exponent
+            e1 = tl.exp2(quarter)
             e2 = e1 * e1
-            e4 = e2 * e2
-            p = e4 * (1.0 / 2**LIFT)
+            lifted = e2 * 2 ** (LIFT // 2)
+            p = e2 * e2
             s0 += quarter
             s1 += e1
             s2 += e2
-            s3 += e1 * e2
-            s4 += e4
+            s3 += e1 * lifted
+            s4 += lifted * lifted
             s8 += p * p
     s0 *= 1 / _QUARTER
     place = sums + ((half + part) * 6 * Q + first + q).to(tl.int64) * width + v
