@@ -160,9 +160,13 @@ class FusedStep:
         """One step on `tokens`."""
         stack, beside = self.stack, self._beside
         with beside.work():
-            self._draw_masks(late=True)
-        self._draw_masks(late=False)
+            self._draw_masks("stack")
+        self._draw_masks("input")
         self._enter()
+        beside.join()
+        with beside.work():
+            self._draw_masks("output")
+        stack.start(self.kept if self.config.objective.state_reset else None)
         stack.forward()
         beside.join()
         self._softmax()
@@ -182,16 +186,19 @@ class FusedStep:
         beside.join()
         self.adam.step()
 
-    def _draw_masks(self, late: bool) -> None:
-        """Draws the masks that only the stack's output needs, or all others."""
-        wanted = [(self.masks[name], self.rates[name], name != "input") for name in self.masks]
+    def _draw_masks(self, reader: str) -> None:
+        """Draws the masks that the input, the stack or what follows its output reads."""
+        wanted = [
+            (self.masks[name], self.rates[name], "input" if name == "input" else "output")
+            for name in self.masks
+        ]
         for mask, sharing, name in zip(self.stack.masks, self.stack.sharing, _IN_STACK):
             if sharing != "none":
-                wanted.append((mask, self.rates[name], False))
+                wanted.append((mask, self.rates[name], "stack"))
         if self.config.objective.state_reset:
-            wanted.append((self.kept, self.config.objective.state_reset, False))
-        for site, (mask, rate, is_late) in enumerate(wanted):
-            if is_late == late:
+            wanted.append((self.kept, self.config.objective.state_reset, "stack"))
+        for site, (mask, rate, who) in enumerate(wanted):
+            if who == reader:
                 draw_mask(mask, self.counter, self.config.seed, site, rate)
 
     def _mask(self, name: str) -> Tensor | None:
@@ -199,11 +206,9 @@ class FusedStep:
         return self.masks[name].flatten(0, 1) if name in self.masks else None
 
     def _enter(self) -> None:
-        """The dropped input, and the state before the window."""
-        stack, table = self.stack, self.copies.embedding
-        x = stack.x[0].flatten(0, 1)
+        """The dropped input."""
+        table, x = self.copies.embedding, self.stack.x[0].flatten(0, 1)
         apply_mask(table, self._mask("input"), x, table.shape[1], self.tokens[0])
-        stack.start(self.kept if self.config.objective.state_reset else None)
 
     def _softmax(self) -> None:
         """Losses, and gradients of the stack's dropped output."""
