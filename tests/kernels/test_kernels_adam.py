@@ -46,7 +46,9 @@ def true_gradient(slot):
 @pytest.mark.parametrize("max_norm", [None, 0.5, 1e6])
 @pytest.mark.parametrize("l2", [0.0, 0.03])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_three_steps_are_those_of_torch(dtype, max_norm, l2, device):
+@pytest.mark.parametrize("block", [8, 2048], ids=["pieces across rows and gates", "one piece"])
+def test_three_steps_are_those_of_torch(block, dtype, max_norm, l2, device, monkeypatch):
+    monkeypatch.setattr(adam_kernels, "_BLOCK", block)
     slots, copies = padded_slots(device, dtype)
     plain = [torch.nn.Parameter(slot.parameter.clone()) for slot in slots]
     optimiser = AdamTF(plain, 0.01, 0.9, 1e-6)
@@ -74,8 +76,8 @@ def test_three_steps_are_those_of_torch(dtype, max_norm, l2, device):
     assert torch.equal(gates[:, :3], slots[1].parameter.view(4, 3)) and (gates[:, 3:] == -1).all()
 
 
-def test_rows_longer_than_a_block(device):
-    """1,500 columns in blocks of 1,024, clipped; a copy in another type is rounded."""
+def test_rows_that_begin_inside_a_piece(device):
+    """1,500 columns in pieces of 2,048, clipped; a copy in another type is rounded."""
     parameter = torch.randn(2, 1500, device=device)
     plain = torch.nn.Parameter(parameter.clone())
     plain.grad = torch.randn_like(plain)
@@ -91,8 +93,8 @@ def test_rows_longer_than_a_block(device):
     assert torch.equal(copy[:, :1500], parameter.half()) and not copy[:, 1500:].any()
 
 
-def test_vectors_longer_than_a_block_whose_gradient_is_a_column(device, monkeypatch):
-    """Two groups of 1,100 elements in blocks of 1,024, clipped; the norm of parts 2 at a time."""
+def test_vectors_longer_than_a_piece_whose_gradient_is_a_column(device, monkeypatch):
+    """Two groups of 1,100 elements in pieces of 2,048, clipped; the norm of parts 2 at a time."""
     monkeypatch.setattr(adam_kernels, "_SETTLE", 2)
     parameter, rest = torch.randn(2 * 1100, device=device), torch.randn(20, 3, device=device)
     plain = [torch.nn.Parameter(p.clone()) for p in (parameter, rest)]
@@ -138,3 +140,16 @@ def test_copies_of_every_type_in_one_step(device):
             wanted = parameter.to(copy.dtype)
             torch.testing.assert_close(copy[:, :5], wanted, rtol=near, atol=0)
             assert (copy[:, 5:] == -1).all()
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 723, 951, 2047, 2048, 2049, 33_279, 45_000])
+def test_places_are_divided_exactly(size):
+    """What the kernel does with 32 bits of 2 x and of the divider."""
+    x = torch.cat([torch.arange(size + adam_kernels._BLOCK), torch.tensor([size - 1, size])])
+    found = (2 * x * adam_kernels._divider(size)) >> 32
+    assert torch.equal(found, x // size)
+
+
+def test_sizes_that_cannot_be_divided_are_refused():
+    with pytest.raises(AssertionError):
+        adam_kernels._divider(50_000)
