@@ -186,15 +186,16 @@ class SampledFeatures:
         self, features: Tensor, examples: dict[str, Tensor], windows: int, time: int
     ) -> Tensor:
         """The features through the down-projection and its dropout."""
-        copies, size = self.copies, self.size
-        assert copies.projection is not None
+        projection = self.copies.projection
+        assert projection is not None
+        units = len(projection)  # padded, for wide loads
         projected = self._buffer("projected", len(features), self.width, self.dtype)
-        inner = projected[:, : len(copies.projection)]
-        torch.mm(features, copies.projection.t(), out=inner)
-        site = self._site("projection_dropout", examples, time, size)
+        inner = projected[:, :units]
+        torch.mm(features, projection.t(), out=inner)
+        site = self._site("projection_dropout", examples, time, units)
         if site is not None:
             places = site[0].view(-1, windows).expand(time, windows).t().flatten()
-            mask = self._levels("projection", (places, *site[1:]), size)
+            mask = self._levels("projection", (places, *site[1:]), units)
             K, M = self.plan.num_samples, len(self.multipliers)
-            drop(inner, inner, mask, K, M, size)
+            drop(inner, inner, mask, K, M, units)
         return projected
