@@ -162,7 +162,7 @@ class Slot:
         group, within = row // self.rows, row % self.rows
 
         def padded(tensor: Tensor) -> tuple[Tensor, int, int]:
-            """The address of the first row, from row to row, and from group to group."""
+            """The first row's address, from row to row, and what is left out between groups."""
             stride, rows = tensor.stride(0), len(tensor) // self.groups
             at = (group * rows + within) * stride
             return (

@@ -60,7 +60,7 @@ def row_lse(
         v += BLOCK
     inside = v < V
     x = tl.load(at + v, mask=inside, other=0.0).to(tl.float32)
-    x = tl.where(inside, x, log_sum_exp.NOTHING)  # more than float16 holds
+    x = tl.where(inside, x, log_sum_exp.NOTHING)  # float16 has no such number to load
     peak, total, weighted = log_sum_exp.weigh(x, peak, total, weighted)
     found, entropy = log_sum_exp.end_weighed(peak, total, weighted)
     tl.store(lse + row, found)
