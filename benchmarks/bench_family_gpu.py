@@ -12,8 +12,7 @@ against the plain loop that keeps the mean of probabilities and against torch-un
 where it is installed. `batch` is the PTB-sized batch of `bench_language_batch` in the same way, all
 samples of torch-uncertainty at once. An evaluation has fixed costs (dry runs, fingerprint), so each
 of them is timed on one batch and on several: "a batch" is what each further one takes, "fixed" the
-rest of the first. Ratios above 1 say how many times as long as afterdrop something
-takes.
+rest of the first. Ratios above 1 say how many times as long as afterdrop something takes.
 """
 
 import argparse
@@ -231,7 +230,7 @@ def main() -> None:
     parser.add_argument("--recipe", default="ptb-24m-retuned")
     parser.add_argument("--tokens", type=int, default=73_760)
     parser.add_argument("--types", type=int, default=10_000)
-    parser.add_argument("--run", type=Path, help="a run folder, in the place of a recipe")
+    parser.add_argument("--run", type=Path, help="a run folder, in the place of the three above")
     parser.add_argument("--data", type=Path, help="the folder of its text")
     parser.add_argument("--num-samples", type=int, default=100)
     parser.add_argument("--batches", type=int, default=3, help="of image, words and batch")

@@ -15,7 +15,7 @@ from tiny_evaluation import MODELS, Float32Worker, V, assert_same, build, evalua
 import afterdrop as ad
 from afterdrop.errors import DataError
 from afterdrop.evaluate.fused_features import SampledFeatures
-from afterdrop.evaluate.fused_language import FusedLanguageWorker, with_bias
+from afterdrop.evaluate.fused_language import FusedLanguageWorker, with_bias, with_ones
 from afterdrop.evaluate.language import LanguageWorker, StreamSettings
 from afterdrop.evaluate.protocol import Protocol
 from afterdrop.masks.uniforms import Plan
@@ -104,6 +104,10 @@ def test_float16_columns_hold_the_bias_nearly_as_float32(name, device):
     assert (held - table[:V, size]).abs().max() > 1e-5  # a second column is needed
     torch.testing.assert_close(held, bias.double(), rtol=2**-21, atol=2**-24)
     assert not table[V:].any()
+    features = torch.randn(3, copies.softmax.shape[1], device=device).half()
+    found = with_ones(features, sampled).double() @ table[:V].t()
+    wanted = features[:, :size].double() @ table[:V, :size].t() + bias
+    torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
 
 
 def test_carried_states_are_those_of_the_model(device):

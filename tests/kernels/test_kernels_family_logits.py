@@ -9,6 +9,7 @@ import torch
 
 from afterdrop.family.ladder import Ladder
 from afterdrop.family.temperature import Nodes
+from afterdrop.kernels import family_logits
 from afterdrop.kernels.family_logits import FamilyLogits
 from afterdrop.kernels.family_sums import LOWEST, FamilySums
 
@@ -48,20 +49,75 @@ def test_rows_are_those_of_float64(targets, samples, classes, features, device):
     torch.testing.assert_close(found["entropies"].double().cpu(), entropies, **near)
 
 
-@pytest.mark.parametrize("shift", [-60.0, 60.0])
-def test_logits_far_from_zero_are_held(shift, device):
-    exact, _, _, lse, _ = made(2, 2, 70, 32, device, shift)
-    torch.testing.assert_close(lse.double().cpu(), exact.logsumexp(-1), rtol=1e-6, atol=1e-5)
+def test_groups_of_tiles_are_all_done(device, monkeypatch):
+    """Nine tiles of rows in the interpreter, in groups of one, two and all."""
+    found = []
+    for group in (1, 2, 64):
+        monkeypatch.setattr(family_logits, "_GROUP", group)
+        torch.manual_seed(0)
+        _, _, out, lse, _ = made(9, 64, 129, 40, device)
+        found.append((out[:, :129].clone(), lse))
+    for out, lse in found[:-1]:
+        torch.testing.assert_close(out, found[-1][0], rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(lse, found[-1][1], rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("shift", [-200.0, 200.0])
-def test_logits_too_far_from_zero_are_told(shift, device):
-    """Their sums are no numbers, and `lowest` says so to whoever asks what sums can hold."""
-    _, _, out, lse, _ = made(2, 2, 70, 32, device, shift)
-    assert lse.isnan().all()
+def test_float16_as_in_an_evaluation(device):
+    """Sums are of the logits as they are written."""
+    table, x = torch.randn(72, 40).half(), torch.randn(12, 40).half()
+    logits = FamilyLogits(table.to(device), 70, 3, 4)
+    lse = torch.empty(12, device=device)
+    found = {name: torch.empty(3, 4, device=device) for name in ("chosen", "entropies")}
+    out = logits.product(x.to(device), torch.tensor([0, 69, 5]).to(device), lse, found)
+    wanted = x.double() @ table.double().t()
+    torch.testing.assert_close(out.double().cpu(), wanted, rtol=2**-10, atol=2**-10)
+    log_p = out[:, :70].double().log_softmax(-1)
+    near = {"rtol": 1e-5, "atol": 1e-5}
+    torch.testing.assert_close(lse.double(), out[:, :70].double().logsumexp(-1), **near)
+    entropies = -(log_p.exp() * log_p).sum(-1).view(3, 4)
+    torch.testing.assert_close(found["entropies"].double(), entropies, **near)
+
+
+@pytest.fixture
+def no_denormals():
+    """As on a GPU, where exponentials below float32's normal numbers are 0."""
+    torch.set_flush_denormal(True)
+    yield
+    torch.set_flush_denormal(False)
+
+
+@pytest.mark.usefixtures("no_denormals")
+@pytest.mark.parametrize(
+    "shift", [-200, -102, -92, -88, -86, -75, -70, -60, 60, 75, 82, 84, 86, 200]
+)
+def test_logits_far_from_zero_are_right_or_told(shift, device):
+    """What is told is no number, and `lowest` says so to whoever asks what sums can hold."""
+    exact, _, out, lse, found = made(2, 2, 70, 32, device, float(shift))
+    held = lse.isfinite().cpu()
+    assert held.all() if -60 <= shift <= 75 else not held.any() if abs(shift) > 85 else True
+    near = {"rtol": 1e-6, "atol": 3e-5}
+    torch.testing.assert_close(lse.double().cpu()[held], exact.logsumexp(-1)[held], **near)
+    log_p = exact.log_softmax(-1)
+    entropies = -(log_p.exp() * log_p).sum(-1)[held]
+    torch.testing.assert_close(found["entropies"].flatten().double().cpu()[held], entropies, **near)
     sums = FamilySums((0.0, 1.0), Ladder(Nodes(0.125, 8.0)), 70, 2, 2, device)
-    found = sums.results(2)
+    results = sums.results(2)
     sums.lse.copy_(lse)
     sums.add_powers(out.unflatten(0, (2, 1, 2)).permute(2, 1, 0, 3), range(2), 0, 2)
-    sums.finish(2, found)
-    assert not (found["lowest"] >= LOWEST).any()
+    sums.finish(2, results)
+    assert torch.equal((results["lowest"] >= LOWEST).cpu(), held.view(2, 2).t())
+
+
+@pytest.mark.usefixtures("no_denormals")
+@pytest.mark.parametrize(("high", "low"), [(-80.0, -88.0), (-75.0, -87.5), (-55.0, -88.0)])
+def test_small_terms_are_not_lost_where_there_are_many(high, low, device):
+    """One class far above thousands, whose sum still counts."""
+    table = torch.full((10_000, 8), low / 8)
+    table[0] = high / 8
+    logits, lse = FamilyLogits(table.to(device), 10_000, 1, 2), torch.empty(2, device=device)
+    found = {name: torch.empty(1, 2, device=device) for name in ("chosen", "entropies")}
+    logits.product(torch.ones(2, 8, device=device), torch.zeros(1).long().to(device), lse, found)
+    exact = (table.double() @ torch.ones(8, dtype=torch.float64)).logsumexp(-1)
+    told = lse.isnan().cpu()
+    assert told.all() or torch.allclose(lse.double().cpu(), exact, rtol=1e-6)
+    assert told.all() == (high < -64)

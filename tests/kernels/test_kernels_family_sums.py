@@ -181,3 +181,32 @@ def test_a_probability_that_plain_sums_cannot_hold_is_told(value, device):
     sums.finish(2, found)
     assert (found["lowest"] < LOWEST).all()
     torch.testing.assert_close(found["chosen"], torch.full_like(found["chosen"], -4.2341065))
+
+
+@pytest.mark.parametrize(("value", "held"), [(-140.0, True), (-160.0, False)])
+def test_what_sums_hold_ends_where_the_mean_of_log_p_does(value, held, device):
+    logits = torch.zeros(2, 72, device=device)
+    logits[:, 5] = value
+    sums = FamilySums((0.0, 1.0), LADDER, 70, 1, 2, device)
+    found = sums.results(1)
+    add(sums, logits, torch.tensor([0], device=device), found)
+    sums.finish(1, found)
+    assert (found["lowest"] >= LOWEST).all() == held
+
+
+def test_a_sample_may_be_far_below_what_the_mean_may(device):
+    """One of 50 in either half has a probability of exp(-7000), which adds nothing to any mean."""
+    logits = torch.zeros(100, 72)
+    logits[:, 5] = -5
+    logits[[7, 77], 5] = -7000
+    sums = FamilySums(ALPHAS, LADDER, 70, 1, 100, device)
+    found = sums.results(1)
+    add(sums, logits.to(device), torch.tensor([0], device=device), found)
+    sums.finish(1, found)
+    assert (found["lowest"] >= LOWEST).all()
+    lp = logits[:, :70].double().log_softmax(-1).view(100, 1, 1, 70)
+    for a, alpha in enumerate(ALPHAS):
+        below = log_power_mean(lp, alpha)[0]
+        below -= below.amax(-1, keepdim=True)
+        wanted = (FINE.view(-1, 1, 1) * below).logsumexp(-1)
+        torch.testing.assert_close(found["G"][a].double().cpu(), wanted, rtol=1e-4, atol=1e-4)

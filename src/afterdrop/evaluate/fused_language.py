@@ -124,7 +124,7 @@ class FusedLanguageWorker(LanguageWorker):
             for part in parts:
                 require_held(part["mc_held"])
         except TooLow:
-            self.fused = False  # those sums would not hold them either
+            self.fused = False  # sums of the plain form's samples may not hold them either
             return results | self._sampled(batch, number)
         names = [name for name in parts[0] if name != "mc_held"] if parts else []
         return results | {name: [part[name] for part in parts] for name in names}

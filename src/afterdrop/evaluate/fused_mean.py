@@ -185,8 +185,8 @@ def _target_means(
 ) -> tuple[dict[float, Tensor], dict[float, Tensor]]:
     """Log power means of the targets' own log-probabilities [L, N, K], at the bounds' powers.
 
-    One peak serves every power and both halves: what is so far below it that a float64 cannot hold
-    its power is below `LOWEST`, too.
+    One peak serves every power and both halves: the best sample of a half is above `LOWEST`, and so
+    is its power, relative to the peak, for a float64.
 
     Returns:
         Of all samples [L, N] and of the halves [L, N, 2].

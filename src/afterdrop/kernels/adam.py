@@ -144,6 +144,9 @@ class Slot:
         assert parameter.is_contiguous() and square.is_contiguous()
         assert parameter.dtype == square.dtype == torch.float32
         assert grad.dtype in (torch.float32, torch.bfloat16)
+        for padded in (grad, grad if copy is None else copy):
+            assert padded.dim() == parameter.dim() and len(padded) % groups == 0
+            assert padded.dim() == 1 or padded.stride(1) == 1
         self.parameter, self.grad, self.square, self.copy = parameter, grad, square, copy
         self.groups, self.rows = groups, len(parameter) // groups
         self.columns = parameter.numel() // len(parameter)  # one of a vector

@@ -2,9 +2,9 @@
 
 A program still has a tile of logits when its product is done: it writes them, and of every row of
 the tile Σ exp(x) and Σ exp(x) · log2 exp(x), which `_rows` puts together. Nothing is taken off x
-first: logits beyond ±80 make a log-sum-exp that is no number, which whoever calls sees in `lowest`
-of `family_sums`. Programs stay and take one tile after another, so that the operands of the next
-one are under way meanwhile.
+first: a row whose log-sum-exp is not within −64 and 82 gets one that is no number, which whoever
+calls sees in `lowest` of `family_sums`. Programs stay and take one tile after another, so that the
+operands of the next one are under way meanwhile.
 
 Letters: R rows, targets × samples; E features, V classes, V₊ columns of the logits.
 """
@@ -112,7 +112,8 @@ def _rows(
     weighted = tl.sum(tl.load(at + tiles * R, mask=inside, other=0.0), 0)
     target = tl.load(targets + row // K, mask=real, other=0)
     own = tl.load(logits + row.to(tl.int64) * stride + target, mask=real, other=0.0)
-    held = (total > 0) & (total < float("inf"))
+    # Less, and terms that are small beside it would be lost; more, and the weighted sum overflows.
+    held = (total > 1e-28) & (total < 1e36)
     found = tl.where(held, tl.log(total), float("nan"))
     tl.store(lse + row, found, mask=real)
     tl.store(chosen + row, own.to(tl.float32) - found, mask=real)
@@ -151,7 +152,8 @@ class FamilyLogits:
         R, logits, sizes = len(features), self._logits[: len(features)], self.sizes
         rows = -(-R // sizes["BLOCK_R"])
         tile = sizes["BLOCK_R"], sizes["BLOCK_V"]
-        _products[(min(rows * self.tiles, self.programs or 2),)](
+        programs = self.programs or 2  # the interpreter has no processors
+        _products[(min(rows * self.tiles, programs),)](
             TensorDescriptor.from_tensor(features, [tile[0], sizes["BLOCK_E"]]),
             TensorDescriptor.from_tensor(self.table, [tile[1], sizes["BLOCK_E"]]),
             TensorDescriptor.from_tensor(logits, [*tile]),

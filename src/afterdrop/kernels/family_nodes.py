@@ -35,7 +35,7 @@ def _total(at, half_stride, inside, fill, WHOLE: tl.constexpr):
 def _log2(total, scale, drop, lift, inverse_alpha, GEOMETRIC: tl.constexpr, FAST: tl.constexpr):
     """Log2 M of sums, of which `scale` makes means and `drop` takes their lift off.
 
-    The logarithm of either is in `lift`.
+    `lift` is what both do to a logarithm: −log2(scale · drop).
     """
     if GEOMETRIC:
         return total * (scale * LOG2E)

@@ -125,13 +125,13 @@ class FamilySums:
         self.add_powers(logits, samples, place, L * N if count is None else count)
 
     def add_powers(self, logits: Tensor, samples: range, place: int, count: int) -> None:
-        """The same with `lse` and `found` filled already, for all samples of one group of targets.
+        """What is left of `add` where `lse` and `OF_SAMPLES` are known.
 
         Args:
-            logits: As above.
-            samples: As above.
-            place: As above.
-            count: As above.
+            logits: As in `add`.
+            samples: Which of them.
+            place: The first of these targets among those that `finish` takes together.
+            count: How many those are.
         """
         S, L, N, _ = logits.shape
         half = self.samples // 2

@@ -11,13 +11,14 @@ import triton.language as tl
 
 from afterdrop.kernels.bases import LN2, LOG2E
 
-# No class: far below the peak of none, but not −inf, of which a weight would be no number.
+# A class that is none: far below the peak of none, but not −inf, whose weight would be no number.
 NOTHING: tl.constexpr = tl.constexpr(-2e30)
 
 
 @triton.jit
 def begin(GROUPS: tl.constexpr):
     """Peaks and sums of no class yet [groups]."""
+    # Not -inf, whose difference from itself is no number.
     return tl.full((GROUPS,), -1e30, tl.float32), tl.zeros((GROUPS,), tl.float32)
 
 

@@ -2,8 +2,7 @@
 
 Weights are held as 16-bit copies, padded so that every product is aligned: H to H₊ > H, a multiple
 of 32. Padded units have zero weights and stay exactly zero, but for one: the unit H of the dropped
-state is 1, so that the gradient of the bias is a column of that of U. Cells, sums and gradients of
-weights are float32.
+state is 1, so that the gradient of the bias is a column of that of U. Cells and sums are float32.
 
 Letters as in `lstm_forward`: L layers, time steps, B rows, H units, X inputs.
 """

@@ -21,8 +21,8 @@ import triton.language as tl
 from afterdrop.kernels import log_sum_exp
 
 _QUARTER: tl.constexpr = tl.constexpr(0.36067376022224085)  # log2 e / 4
-LIFT: tl.constexpr = tl.constexpr(96)  # a power of two that keeps p from underflow
-LIFTS = (0, 0, 0, LIFT.value // 2, LIFT.value)  # of the sums but the last
+LIFT: tl.constexpr = tl.constexpr(96)  # 2 to this keeps p from underflow
+LIFTS = (0, 0, 0, LIFT.value // 2, LIFT.value)  # the same of all sums but the last
 
 
 @triton.jit(do_not_specialize=["S", "N", "k0"])

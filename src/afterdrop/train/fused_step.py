@@ -1,7 +1,8 @@
 """A whole training step of a language model: masks, passes, gradients, clip and update.
 
 The step is that of `Trainer.train_step` with 16-bit operands: weights, cells, sums and gradients of
-weights stay float32. It reads and writes fixed tensors, so that it can be a CUDA graph.
+tables stay float32, those of the stack's weights are rounded as its operands are. It reads and
+writes fixed tensors, so that it can be a CUDA graph.
 
 Letters as in `models.fused`: R = time · B places, H units, E of the embedding, V token types.
 """
@@ -36,7 +37,7 @@ class FusedStep:
         optimiser: Its squares are kept up to date.
         window: Time steps.
         step: The step to go on from.
-        dtype: Of the operands of the stack's products.
+        dtype: Of the operands of the stack's products, bfloat16 or float32.
 
     Attributes:
         tokens: [2, R] inputs and targets of the step.

@@ -63,7 +63,7 @@ class FusedText:
         model: The model; its parameters are updated in place.
         optimiser: Its squares and step count are kept up to date.
         step: The step to go on from.
-        dtype: Of the operands of the stack's products.
+        dtype: Of the operands of the stack's products, bfloat16 or float32.
     """
 
     def __init__(
