@@ -154,11 +154,12 @@ class Slot:
     def pieces(self) -> Tensor:
         """Parts of the parameter [P, 16].
 
-        Each has its address in parameter and squares, those of its first row in gradient and copy,
-        and its length; columns, the column of its first element, what divides by columns, the row
-        of that element in its group, what divides by the rows of one; in the gradient and in the
-        copy how far it is from row to row and what is left out between groups; the kind of copy,
-        and whether the gradient is bfloat16.
+        Fields: its address in the parameter (0) and the squares (1), that of its first row in the
+        gradient (2) and the copy (3); its length (4); columns (5), the column of its first element
+        (6), what divides by columns (7), that element's row in its group (8), what divides by the
+        rows of a group (9); from row to row in the gradient (10) and what is left out between
+        groups (11), the same in the copy (12, 13); the kind of copy (14), and whether the gradient
+        is bfloat16 (15).
         """
         first = torch.arange(0, self.parameter.numel(), _BLOCK)
         row, column = first // self.columns, first % self.columns
