@@ -54,7 +54,7 @@ def timed(run: Callable[[], object]) -> tuple[float, float]:
 def subject(options: argparse.Namespace) -> tuple[str, LanguageModel, Tensor, int]:
     """The name, model, tokens and window of `text`."""
     if options.run is not None:
-        model, config, load_data = load_model(options.run, device="cuda")
+        model, config, load_data = load_model(options.run, device=DEVICE)
         assert isinstance(model, LanguageModel)
         name, tokens = f"{options.run.name}, validation", load_data(options.data).valid.long()
     else:

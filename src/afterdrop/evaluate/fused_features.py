@@ -199,3 +199,27 @@ class SampledFeatures:
             K, M = self.plan.num_samples, len(self.multipliers)
             drop(inner, inner, mask, K, M, units)
         return projected
+
+
+def with_bias(table: Tensor, bias: Tensor, sampled: SampledFeatures) -> Tensor:
+    """The softmax's table [V₊, width], with its bias and what rounding leaves of that in columns.
+
+    Args:
+        table: [V₊, ≥ size].
+        bias: [V] float32.
+        sampled: Whose features have ones for it.
+    """
+    wide = table.new_zeros(len(table), sampled.width)
+    wide[:, : sampled.size] = table[:, : sampled.size]
+    for column in range(sampled.size, sampled.size + BIASES):
+        wide[: len(bias), column] = bias
+        bias = bias - wide[: len(bias), column]
+    return wide
+
+
+def with_ones(features: Tensor, sampled: SampledFeatures) -> Tensor:
+    """Features [R, ≥ size] with the ones that `with_bias` needs [R, width]."""
+    wide = features.new_zeros(len(features), sampled.width)
+    wide[:, : sampled.size] = features[:, : sampled.size]
+    wide[:, sampled.size : sampled.size + BIASES] = 1.0
+    return wide

@@ -20,7 +20,12 @@ from torch import Tensor
 from afterdrop import kernels
 from afterdrop.evaluate.accumulate import Results, TooLow, at_targets, require_numbers
 from afterdrop.evaluate.evaluate import Settings
-from afterdrop.evaluate.fused_features import BIASES, MOST_MULTIPLIERS, SampledFeatures
+from afterdrop.evaluate.fused_features import (
+    MOST_MULTIPLIERS,
+    SampledFeatures,
+    with_bias,
+    with_ones,
+)
 from afterdrop.evaluate.fused_mean import (
     family_results,
     family_sums,
@@ -230,27 +235,3 @@ class FusedLanguageWorker(LanguageWorker):
         """Logits [N, V] of the stack's output [N, H₊]."""
         logits = self.copies.logits(self.copies.features(y))
         return logits[:, : len(self._bias)] + self._bias
-
-
-def with_bias(table: Tensor, bias: Tensor, sampled: SampledFeatures) -> Tensor:
-    """The softmax's table [V₊, width], with its bias and what rounding leaves of that in columns.
-
-    Args:
-        table: [V₊, ≥ size].
-        bias: [V] float32.
-        sampled: Whose features have ones for it.
-    """
-    wide = table.new_zeros(len(table), sampled.width)
-    wide[:, : sampled.size] = table[:, : sampled.size]
-    for column in range(sampled.size, sampled.size + BIASES):
-        wide[: len(bias), column] = bias
-        bias = bias - wide[: len(bias), column]
-    return wide
-
-
-def with_ones(features: Tensor, sampled: SampledFeatures) -> Tensor:
-    """Features [R, ≥ size] with the ones that `with_bias` needs [R, width]."""
-    wide = features.new_zeros(len(features), sampled.width)
-    wide[:, : sampled.size] = features[:, : sampled.size]
-    wide[:, sampled.size : sampled.size + BIASES] = 1.0
-    return wide

@@ -19,7 +19,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from afterdrop.kernels.bases import LN2, LOG2E
 from afterdrop.kernels.family_sums import OF_SAMPLES
-from afterdrop.kernels.lstm_stack import processors
+from afterdrop.kernels.processors import processors
 
 # Sizes of programs, the largest first; a tile of the logits is in memory beside the stages.
 _SIZES = (

@@ -20,6 +20,7 @@ from torch import Tensor
 from afterdrop.kernels.lstm_backward import backward_cell, backward_products
 from afterdrop.kernels.lstm_forward import forward_tick
 from afterdrop.kernels.lstm_start import start_window
+from afterdrop.kernels.processors import processors
 
 UNIT = 32
 SPLITS = 4
@@ -285,14 +286,6 @@ class Stack:
         width = self.widths[0]
         d = self.d_gates[0].flatten(0, 1).flatten(1)
         return product(d, self.weights.w_x[0].flatten(0, 1)[:, :width])
-
-
-def processors(device: torch.device) -> tuple[int, int]:
-    """How many the current GPU has, and the bytes of memory that a program can have on one."""
-    if device.type != "cuda":
-        return 0, 0
-    found = triton.runtime.driver.active.utils.get_device_properties(torch.cuda.current_device())
-    return found["multiprocessor_count"], found["max_shared_mem"]
 
 
 def forward_sizes(hidden: int, blocks: int, processors: int, memory: int) -> dict[str, int]:
