@@ -3,6 +3,8 @@
 Products of float32 agree within 1e-5; a GPU computes these without tf32.
 """
 
+import math
+
 import kernel_device
 import pytest
 import torch
@@ -15,6 +17,7 @@ from afterdrop.kernels.family_sums import LOWEST, FamilySums
 
 pytestmark = kernel_device.quiet
 device = kernel_device.device
+LN2 = math.log(2)
 
 
 def made(targets, samples, classes, features, device, shift=0.0):
@@ -22,14 +25,14 @@ def made(targets, samples, classes, features, device, shift=0.0):
     x = torch.randn(targets * samples, features)
     x[:, -1] = 1
     table = torch.randn(-(-classes // 8) * 8, features) / features**0.5
-    table[:, -1] += shift
+    table[:, -1] += shift / LN2
     table[classes:, -1] = 60  # no class
     own = torch.randint(classes, (targets,))
     logits = FamilyLogits(table.to(device), classes, targets, samples)
     lse = torch.empty(targets * samples, device=device)
     found = {name: torch.empty(targets, samples, device=device) for name in ("chosen", "entropies")}
     out = logits.product(x.to(device), own.to(device), lse, found)
-    return x.double() @ table[:classes].double().t(), own, out, lse, found
+    return x.double() @ table[:classes].double().t() * LN2, own, out, lse, found
 
 
 @pytest.mark.parametrize(
@@ -40,8 +43,8 @@ def test_rows_are_those_of_float64(targets, samples, classes, features, device):
     """Tiles that are full and not, of rows, classes and features."""
     exact, own, out, lse, found = made(targets, samples, classes, features, device)
     near = {"rtol": 1e-5, "atol": 1e-5}
-    torch.testing.assert_close(out[:, :classes].double().cpu(), exact, **near)
-    torch.testing.assert_close(lse.double().cpu(), exact.logsumexp(-1), **near)
+    torch.testing.assert_close(out[:, :classes].double().cpu() * LN2, exact, **near)
+    torch.testing.assert_close(lse.double().cpu() * LN2, exact.logsumexp(-1), **near)
     log_p = exact.log_softmax(-1).view(targets, samples, classes)
     chosen = log_p[torch.arange(targets), :, own]
     torch.testing.assert_close(found["chosen"].double().cpu(), chosen, **near)
@@ -71,9 +74,10 @@ def test_float16_as_in_an_evaluation(device):
     out = logits.product(x.to(device), torch.tensor([0, 69, 5]).to(device), lse, found)
     wanted = x.double() @ table.double().t()
     torch.testing.assert_close(out.double().cpu(), wanted, rtol=2**-10, atol=2**-10)
-    log_p = out[:, :70].double().log_softmax(-1)
+    exact = out[:, :70].double() * LN2
+    log_p = exact.log_softmax(-1)
     near = {"rtol": 1e-5, "atol": 1e-5}
-    torch.testing.assert_close(lse.double(), out[:, :70].double().logsumexp(-1), **near)
+    torch.testing.assert_close(lse.double() * LN2, exact.logsumexp(-1), **near)
     entropies = -(log_p.exp() * log_p).sum(-1).view(3, 4)
     torch.testing.assert_close(found["entropies"].double(), entropies, **near)
 
@@ -99,7 +103,7 @@ def test_logits_far_from_zero_are_right_or_told(shift, device):
     elif abs(shift) > 85:
         assert not held.any()
     near = {"rtol": 1e-6, "atol": 3e-5}
-    torch.testing.assert_close(lse.double().cpu()[held], exact.logsumexp(-1)[held], **near)
+    torch.testing.assert_close(lse.double().cpu()[held] * LN2, exact.logsumexp(-1)[held], **near)
     log_p = exact.log_softmax(-1)
     entropies = -(log_p.exp() * log_p).sum(-1)[held]
     torch.testing.assert_close(found["entropies"].flatten().double().cpu()[held], entropies, **near)
@@ -115,12 +119,12 @@ def test_logits_far_from_zero_are_right_or_told(shift, device):
 @pytest.mark.parametrize(("high", "low"), [(-80.0, -88.0), (-75.0, -87.5), (-55.0, -88.0)])
 def test_small_terms_are_not_lost_where_there_are_many(high, low, device):
     """One class far above thousands, whose sum still counts."""
-    table = torch.full((10_000, 8), low / 8)
-    table[0] = high / 8
+    table = torch.full((10_000, 8), low / LN2 / 8)
+    table[0] = high / LN2 / 8
     logits, lse = FamilyLogits(table.to(device), 10_000, 1, 2), torch.empty(2, device=device)
     found = {name: torch.empty(1, 2, device=device) for name in ("chosen", "entropies")}
     logits.product(torch.ones(2, 8, device=device), torch.zeros(1).long().to(device), lse, found)
-    exact = (table.double() @ torch.ones(8, dtype=torch.float64)).logsumexp(-1)
+    exact = (table.double() @ torch.ones(8, dtype=torch.float64) * LN2).logsumexp(-1)
     told = lse.isnan().cpu()
-    assert told.all() or torch.allclose(lse.double().cpu(), exact, rtol=1e-6)
+    assert told.all() or torch.allclose(lse.double().cpu(), exact / LN2, rtol=1e-6)
     assert told.all() == (high < -64)

@@ -9,6 +9,7 @@ rows are M × W × K, features M × W × time × K.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,6 +26,7 @@ from afterdrop.masks.uniforms import site_key, unit_words
 from afterdrop.models.fused import Copies
 from afterdrop.transfer import upload
 
+LOG2E = math.log2(math.e)
 MOST_MULTIPLIERS = 255  # a mask's level is a byte
 BIASES = 2  # columns of features that are 1, for the bias and what its rounding leaves
 
@@ -201,17 +203,21 @@ class SampledFeatures:
         return projected
 
 
-def with_bias(table: Tensor, bias: Tensor, sampled: SampledFeatures) -> Tensor:
-    """The softmax's table [V₊, width], with its bias and what rounding leaves of that in columns.
+@torch.no_grad()
+def with_bias(sampled: SampledFeatures) -> Tensor:
+    """The softmax's table [V₊, width] for logits to base 2, with its bias in columns.
+
+    A second column has what rounding leaves of the bias.
 
     Args:
-        table: [V₊, ≥ size].
-        bias: [V] float32.
         sampled: Whose features have ones for it.
     """
-    wide = table.new_zeros(len(table), sampled.width)
-    wide[:, : sampled.size] = table[:, : sampled.size]
-    for column in range(sampled.size, sampled.size + BIASES):
+    copies, model, size = sampled.copies, sampled.copies.model, sampled.size
+    table = model.embedding if model.softmax is None else model.softmax
+    wide = copies.softmax.new_zeros(len(copies.softmax), sampled.width)
+    wide[: len(table), :size] = table * LOG2E
+    bias = model.softmax_bias * LOG2E
+    for column in range(size, size + BIASES):
         wide[: len(bias), column] = bias
         bias = bias - wide[: len(bias), column]
     return wide

@@ -10,6 +10,7 @@ rows are M × W × K, features M × W × time × K.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -98,8 +99,9 @@ class FusedLanguageWorker(LanguageWorker):
         # Sums of more targets are finished together, so that their kernel fills the processors.
         self.targets_together = together // self.targets_at_once * self.targets_at_once
         self.sums = family_sums(self.protocol, self.targets_together, self.device)
-        table = with_bias(self.copies.softmax, self._bias, self.sampled)
-        self._logits = FamilyLogits(table, len(self._bias), self.targets_at_once, K)
+        self._logits = FamilyLogits(
+            with_bias(self.sampled), len(self._bias), self.targets_at_once, K
+        )
         self._passes: DeterministicPass | None = None
         self._post = Post(self.device)
 
@@ -229,6 +231,7 @@ class FusedLanguageWorker(LanguageWorker):
             logits = logits.unflatten(0, (-1, 2))
             self.sums.means(logits, found, start)
             at_target[some] = at_targets(logits.transpose(0, 1), own[some]).t()
+        at_target *= math.log(2)  # to base e
         return mean_results(found, M, at_target.view(M, N, 2), self.protocol.nodes)
 
     def _output(self, y: Tensor) -> Tensor:

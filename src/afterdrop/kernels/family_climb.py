@@ -13,7 +13,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from afterdrop.kernels.bases import LN2, LOG2E
+from afterdrop.kernels.bases import LN2
 
 
 @triton.jit
@@ -32,7 +32,7 @@ def _log2(total, scale, drop, undo, inverse_alpha, GEOMETRIC: tl.constexpr, FAST
     `undo` is what a logarithm of sums has too much: −log2(scale · drop).
     """
     if GEOMETRIC:
-        return total * (scale * LOG2E)
+        return total * scale
     # The lift is taken off before the logarithm, which is finer there, where that is a number.
     small = total * (scale * drop)
     normal = small > 1e-30

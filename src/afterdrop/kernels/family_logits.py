@@ -1,10 +1,11 @@
 """Logits of mask samples and what their rows sum to, in one product.
 
 A program still has a tile of logits when its product is done: it writes them, and of every row of
-the tile Σ exp(x) and Σ exp(x) · log2 exp(x), which `_rows` puts together. Nothing is taken off x
-first: a row whose log-sum-exp is not within −64 and 82 gets one that is no number, which whoever
-calls sees in `lowest` of `family_sums`. Programs stay and take one tile after another, so that the
-operands of the next one are under way meanwhile.
+the tile Σ 2^x and Σ 2^x · x, which `_rows` puts together: logits are to base 2, which saves each of
+them a multiplication. Nothing is taken off x first: a row whose log-sum-exp, to base e, is not
+within −64 and 82 gets one that is no number, which whoever calls sees in `lowest` of `family_sums`.
+Programs stay and take one tile after another, so that the operands of the next one are under way
+meanwhile.
 
 Letters: R rows, targets × samples; E features, V classes, V₊ columns of the logits.
 """
@@ -17,7 +18,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from afterdrop.kernels.bases import LN2, LOG2E
+from afterdrop.kernels.bases import LN2
 from afterdrop.kernels.family_sums import OF_SAMPLES
 from afterdrop.kernels.processors import processors
 
@@ -73,7 +74,7 @@ def _products(
             total = tl.dot(x, w.T, total, input_precision="ieee")
         rounded = total.to(logits.dtype)
         logits.store([at_r * BLOCK_R, at_v * BLOCK_V], rounded)
-        x = rounded.to(tl.float32) * LOG2E
+        x = rounded.to(tl.float32)
         # Sums in both branches: a tile that came out of one would take registers of its own.
         if at_v == tiles_v - 1:
             inside = at_v * BLOCK_V + tl.arange(0, BLOCK_V) < V
@@ -102,7 +103,7 @@ def _rows(
     TILES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """What `sample_sums.row_lse` writes of rows."""
+    """What `sample_sums.row_lse` writes of rows, the log-sum-exp to base 2."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tile = tl.arange(0, TILES)[:, None]
     real = row < R
@@ -114,17 +115,18 @@ def _rows(
     own = tl.load(logits + row.to(tl.int64) * stride + target, mask=real, other=0.0)
     # Less, and terms that are small beside it would be lost; more, and the weighted sum overflows.
     held = (total > 1e-28) & (total < 1e36)
-    found = tl.where(held, tl.log(total), float("nan"))
+    found = tl.where(held, tl.log2(total), float("nan"))
     tl.store(lse + row, found, mask=real)
-    tl.store(chosen + row, own.to(tl.float32) - found, mask=real)
-    tl.store(entropies + row, found - weighted / total * LN2, mask=real)
+    tl.store(chosen + row, (own.to(tl.float32) - found) * LN2, mask=real)
+    tl.store(entropies + row, (found - weighted / total) * LN2, mask=real)
 
 
 class FamilyLogits:
     """Logits of some targets at a time.
 
     Args:
-        table: [V₊, E] of the softmax, with its bias in columns; V₊ and E multiples of 8.
+        table: [V₊, E] log2 e times that of the softmax, with its bias in columns; V₊ and E
+            multiples of 8.
         classes: V.
         targets: The most targets at a time.
         samples: K.
@@ -141,12 +143,12 @@ class FamilyLogits:
     def product(
         self, features: Tensor, targets: Tensor, lse: Tensor, found: dict[str, Tensor]
     ) -> Tensor:
-        """The logits [R, V₊], which the next product overwrites.
+        """The logits [R, V₊] to base 2, which the next product overwrites.
 
         Args:
             features: [R, E], samples innermost.
             targets: [R / K].
-            lse: [R], written.
+            lse: [R], written, to base 2.
             found: `OF_SAMPLES` [R / K, K], written.
         """
         R, logits, sizes = len(features), self._logits[: len(features)], self.sizes

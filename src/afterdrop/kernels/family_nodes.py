@@ -1,7 +1,7 @@
 """From sums over samples to what every alpha has of a target, for the whole and its halves.
 
 Letters: N targets, V classes, A alphas, b = 1/T; sums as `sample_sums` leaves them, or in their
-place logits of the mean features of both halves (`PAIRS`), for which log M is their mean.
+place logits to base 2 of the mean features of both halves (`PAIRS`), for which log M is their mean.
 """
 
 from __future__ import annotations
@@ -160,4 +160,4 @@ def family_nodes(
                 tl.store(spread + place, _spread(sums, half_stride, n, N, V, width, BLOCK))
             else:
                 least = _known(highest, half, 5, n, N, parts, PARTS, float("inf"))
-                tl.store(lowest + half * total + place, tl.min(least, 0) / size)
+                tl.store(lowest + half * total + place, tl.min(least, 0) / size * LN2)

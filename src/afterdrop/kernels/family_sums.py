@@ -10,6 +10,7 @@ import triton
 from torch import Tensor
 
 from afterdrop.family.ladder import EVERY, STEPS, Ladder
+from afterdrop.kernels.bases import LOG2E
 from afterdrop.kernels.family_nodes import family_nodes
 from afterdrop.kernels.sample_sums import LIFTS, power_sums, row_lse
 from afterdrop.transfer import constant
@@ -122,16 +123,20 @@ class FamilySums:
             samples.start,
             **_LSE,
         )
-        self.add_powers(logits, samples, place, L * N if count is None else count)
+        count = L * N if count is None else count
+        self.add_powers(logits, samples, place, count, log2_base=LOG2E.value)
 
-    def add_powers(self, logits: Tensor, samples: range, place: int, count: int) -> None:
+    def add_powers(
+        self, logits: Tensor, samples: range, place: int, count: int, *, log2_base: float = 1.0
+    ) -> None:
         """What is left of `add` where `lse` and `OF_SAMPLES` are known.
 
         Args:
-            logits: As in `add`.
+            logits: As in `add`, but to base 2 as those of `family_logits`, and so is `lse`.
             samples: Which of them.
             place: The first of these targets among those that `finish` takes together.
             count: How many those are.
+            log2_base: The logarithm of another base.
         """
         S, L, N, _ = logits.shape
         half = self.samples // 2
@@ -152,6 +157,7 @@ class FamilySums:
             S // halves,
             samples.start // half,
             halves,
+            log2_base / 4,
             ADD=samples.start % half > 0,
             TOGETHER=next(n for n in (10, 5, 4, 3, 2, 1) if S // halves % n == 0),
             **_SUMS,
@@ -166,7 +172,7 @@ class FamilySums:
         """Writes what follows from logits of mean features, which are alpha 0 but for a constant.
 
         Args:
-            logits: [n, 2, V₊] float32 of either half.
+            logits: [n, 2, V₊] float32 of either half, to base 2.
             found: From `mean_results`.
             first: The first of these targets among all.
         """

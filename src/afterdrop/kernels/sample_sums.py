@@ -2,7 +2,7 @@
 
 For each target the sums over the samples of a half are kept for every class:
 
-    Σ log p        Σ p^¼  Σ p^½  Σ p^¾  Σ p          Σ p²
+    Σ log2 p       Σ p^¼  Σ p^½  Σ p^¾  Σ p          Σ p²
 
 One exponential gives all powers. They are plain sums: log p is at most 0, so nothing overflows.
 Those of p^¾ and p are lifted by powers of two, so that they only underflow where the mean of p is
@@ -20,7 +20,6 @@ import triton.language as tl
 
 from afterdrop.kernels import log_sum_exp
 
-_QUARTER: tl.constexpr = tl.constexpr(0.36067376022224085)  # log2 e / 4
 LIFT: tl.constexpr = tl.constexpr(96)  # 2 to this keeps p from underflow
 LIFTS = (0, 0, 0, LIFT.value // 2, LIFT.value)  # the same of all sums but the last
 
@@ -70,7 +69,7 @@ def row_lse(
     tl.store(entropies + place, entropy)
 
 
-@triton.jit(do_not_specialize=["first", "Q", "N", "S", "size", "half", "halves"])
+@triton.jit(do_not_specialize=["first", "Q", "N", "S", "size", "half", "halves", "quarter_of"])
 def power_sums(
     logits,
     lse,
@@ -89,6 +88,7 @@ def power_sums(
     size,  # samples of a half in these logits
     half,  # the first half that they belong to
     halves,  # how many they belong to
+    quarter_of,  # the base's logarithm to base 2, divided by 4
     ADD: tl.constexpr,  # to sums that are there
     TOGETHER: tl.constexpr,  # samples that are asked for together; divides `size`
     BLOCK: tl.constexpr,
@@ -115,7 +115,7 @@ def power_sums(
         for step in tl.static_range(TOGETHER):
             x = tl.load(at, mask=v < readable, other=0.0).to(tl.float32)
             at += by_sample
-            quarter = x * _QUARTER - tl.load(at_lse + start + step) * _QUARTER  # log2 p^¼
+            quarter = x * quarter_of - tl.load(at_lse + start + step) * quarter_of  # log2 p^¼
             e1 = tl.exp2(quarter)
             e2 = e1 * e1
             lifted = e2 * 2 ** (LIFT // 2)
@@ -126,7 +126,7 @@ def power_sums(
             s3 += e1 * lifted
             s4 += lifted * lifted
             s8 += p * p
-    s0 *= 1 / _QUARTER
+    s0 *= 4
     place = sums + ((half + part) * 6 * Q + first + q).to(tl.int64) * width + v
     power = Q.to(tl.int64) * width
     if ADD:
