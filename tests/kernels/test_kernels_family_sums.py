@@ -60,7 +60,7 @@ def both(alphas, N, K, V, device, dtype=torch.float32, scale=3):
 def test_every_result_is_that_of_the_plain_accumulator(alphas, N, K, V, scale, device):
     """With a scale of 17 there are probabilities that float32 could not hold by themselves."""
     found, plain, lp, targets = both(alphas, N, K, V, device, scale=scale)
-    assert lp.min() > -140 and (scale == 3 or V == 2 or lp.min() < -90)
+    assert found["lowest"].min() > LOWEST and (scale == 3 or V == 2 or lp.min() < -90)
     wanted = {name: tensor[0].double() for name, tensor in plain.items()}
     near, nearly = {"rtol": 1e-5, "atol": 1e-5}, {"rtol": 1e-4, "atol": 1e-4}
     assert_close = torch.testing.assert_close
@@ -163,6 +163,31 @@ def test_logits_of_mean_features_are_alpha_0_of_two_samples(N, V, device):
     assert torch.equal(found["class"][0], means[0].argmax(-1).double())
     log_p = means[0].log_softmax(-1)
     assert_close(found["entropy"][0], -(log_p.exp() * log_p).sum(-1), **near)
+
+
+@pytest.mark.parametrize("below", [0.5, 1, 2, 3, 4, 5, 6, 8, 30])
+def test_classes_far_below_the_peak_count_as_long_as_they_are_seen(below, device):
+    """Four parts of them, at distances around that from which the highest octaves leave them."""
+    V, K = 2053, 4
+    logits = -below + 0.01 * torch.randn(K, 2056)
+    logits[:, :3] = 0.01 * torch.randn(K, 3)
+    sums = FamilySums(ALPHAS, LADDER, V, 1, K, device)
+    found = sums.results(1)
+    add(sums, logits.to(device), torch.tensor([0]).to(device), found)
+    sums.finish(1, found)
+    pairs = sums.mean_results(1)
+    sums.means(logits.unflatten(0, (2, 2)).mean(1)[None].to(device) / math.log(2), pairs, 0)
+    lp = logits[:, :V].double().log_softmax(-1)
+    for alpha, parts in zip((*ALPHAS, 0.0), (*found["G"], pairs["G"][0])):
+        means = log_power_mean(lp, alpha)
+        exact = (FINE.unsqueeze(1) * (means - means.max())).logsumexp(-1)
+        torch.testing.assert_close(parts[:, 0].double().cpu(), exact, rtol=1e-4, atol=1e-4)
+    for half, part in enumerate(lp.chunk(2)):
+        every = zip((*ALPHAS, 0.0), (*found["G_half"][half], pairs["G_half"][half, 0]))
+        for alpha, parts in every:
+            means = log_power_mean(part, alpha)
+            exact = (ROUGH.unsqueeze(1) * (means - means.max())).logsumexp(-1)
+            torch.testing.assert_close(parts[:, 0].double().cpu(), exact, rtol=1e-4, atol=1e-4)
 
 
 def test_float16_logits_are_read_as_they_are(device):

@@ -50,8 +50,8 @@ from afterdrop.transfer import Parcel, Post, upload
 _ROWS = 2**15  # rows of a product: enough to run at full speed
 _SMALLEST = 2**20  # bytes under which a smaller budget is not tried
 _LOGITS = 2**28  # logits at a time: 512 MiB, for a product at full speed
-_SUMS = 2**26  # sums of their powers: 256 MiB
-_MEANS = 2**25  # logits of mean features, in float32: 128 MiB
+_SUMS = 3 * 2**26  # sums of their powers: 768 MiB, for programs enough to fill the processors
+_MEANS = 2**27  # logits of mean features, in float32: 512 MiB, likewise
 
 
 def why_not(

@@ -15,24 +15,41 @@ import triton.language as tl
 
 from afterdrop.kernels.bases import LN2
 
-
-@triton.jit
-def _sums(at, half_stride, inside, fill, WHOLE: tl.constexpr):
-    """Sums of classes, of one half or of both; `fill` where there is no class."""
-    total = tl.load(at, mask=inside, other=fill)
-    if WHOLE:
-        total += tl.load(at + half_stride, mask=inside, other=fill)
-    return total
+TOGETHER: tl.constexpr = tl.constexpr(4)  # tiles of classes that are asked for together
 
 
 @triton.jit
-def _log2(total, scale, drop, undo, inverse_alpha, GEOMETRIC: tl.constexpr, FAST: tl.constexpr):
-    """Log2 M of sums, of which `scale` makes means and `drop` takes their lift off.
+def _ask(row, half_stride, start, V, fill, WHOLE: tl.constexpr, TILE: tl.constexpr):
+    """Sums of some tiles of classes, and for the whole behind them those of the other half."""
+    at = row + start + tl.arange(0, TILE)
+    left = V - start - tl.arange(0, TILE)
+    found = ()  # of Triton, which knows no stars in tuples
+    for _ in tl.static_range(2 if WHOLE else 1):
+        for part in tl.static_range(TOGETHER):
+            some = tl.load(at + part * TILE, mask=left > part * TILE, other=fill)
+            found = found + (some,)  # type: ignore[assignment]  # noqa: RUF005
+        at += half_stride
+    return found
+
+
+@triton.jit
+def _top(tops, tops_stride, part, BOTH: tl.constexpr):
+    """The largest sum of a part of the classes, or a little more."""
+    top = tl.load(tops + part)
+    if BOTH:
+        top += tl.load(tops + tops_stride + part)
+    return top
+
+
+@triton.jit
+def _log2(total, mean, reference, GEOMETRIC: tl.constexpr, FAST: tl.constexpr):
+    """Log2 M of sums, less `reference`; `scale` makes means of them, `drop` takes their lift off.
 
     `undo` is what a logarithm of sums has too much: −log2(scale · drop).
     """
+    scale, drop, undo, inverse_alpha = mean
     if GEOMETRIC:
-        return total * scale
+        return total * scale - reference
     # The lift is taken off before the logarithm, which is finer there, where that is a number.
     small = total * (scale * drop)
     normal = small > 1e-30
@@ -43,15 +60,48 @@ def _log2(total, scale, drop, undo, inverse_alpha, GEOMETRIC: tl.constexpr, FAST
         )
     else:
         log = tl.log2(x)
-    return (log - tl.where(normal, 0.0, undo)) * inverse_alpha
+    return log * inverse_alpha - tl.where(normal, reference, undo * inverse_alpha + reference)
 
 
 @triton.jit
-def _store(at, sums, b, shift, octave: tl.constexpr, STEPS: tl.constexpr, total):
-    """The logarithms of an octave's sums, relative to what is `shift` below their reference."""
-    rungs = octave * STEPS + tl.arange(0, STEPS)
-    log = tl.log2(tl.sum(sums, 1)) + b * (shift * 2**octave)
-    tl.store(at + rungs * total, log * LN2)
+def _add(
+    octaves,
+    others,
+    found,
+    v,
+    mean,
+    reference,
+    b,
+    WHOLE: tl.constexpr,
+    GEOMETRIC: tl.constexpr,
+    OCTAVES: tl.constexpr,  # the lowest ones, to which classes are added
+    TILE: tl.constexpr,
+    FAST: tl.constexpr,
+):
+    """Adds the tiles of `_ask` to the sums."""
+    one, two, weighted, best, where = others
+    for part in tl.static_range(TOGETHER):
+        total = found[part]
+        if WHOLE:
+            total += found[TOGETHER + part]
+        below = _log2(total, mean, reference, GEOMETRIC, FAST)
+        p = tl.exp2(below)
+        one += p
+        if WHOLE:
+            two += p * p
+            weighted += p * tl.maximum(below, -1e4)
+            where = tl.where(total > best, v + part * TILE, where)
+            best = tl.maximum(total, best)
+        y = tl.exp2(b[:, None] * below[None, :])
+        higher = ()
+        for octave in tl.static_range(8):
+            own = octaves[octave]
+            if octave < OCTAVES:
+                own += y
+                y *= y
+            higher = higher + (own,)  # type: ignore[assignment]  # noqa: RUF005
+        octaves = higher
+    return octaves, (one, two, weighted, best, where)
 
 
 @triton.jit
@@ -60,18 +110,19 @@ def climb(
     half_stride,
     V,
     most,  # the largest sum, or a little more
-    scale,
-    drop,
-    undo,
-    inverse_alpha,
+    enough,  # sums below which classes do not count in the two highest octaves
+    tops,  # [parts of the classes] their largest sums, or a little more
+    tops_stride,  # to the same of the other half
+    mean,  # what `_log2` needs
     first,  # [8] b of the first octave
     out,  # [8 · STEPS + 1 or 2, total] at this target
     total,
     WHOLE: tl.constexpr,
+    BOTH: tl.constexpr,  # whether largest sums of the halves are to be added
     GEOMETRIC: tl.constexpr,
     STEPS: tl.constexpr,
+    PART: tl.constexpr,
     TILE: tl.constexpr,
-    TOGETHER: tl.constexpr,  # tiles whose loads are under way together
     FAST: tl.constexpr,
 ):
     """Stores G on all rungs, then at 1 and for the whole at 2.
@@ -79,74 +130,57 @@ def climb(
     Gives the peak in log2, its class and the entropy at 1; of a half that of `most`, which is its
     peak, and nothing.
     """
-    reference = _log2(most, scale, drop, undo, inverse_alpha, GEOMETRIC, FAST)
+    reference = _log2(most, mean, 0.0, GEOMETRIC, FAST)
     fill: tl.constexpr = -1e30 if GEOMETRIC else 0.0  # of which log M is nothing
     # Classes are the last dimension, along which threads lie: each has all rungs of a class.
     b = tl.load(first + tl.arange(0, STEPS) * (8 // STEPS))
-    s0 = tl.zeros((STEPS, TILE), tl.float32)
-    s1, s2, s3, s4, s5, s6, s7 = s0, s0, s0, s0, s0, s0, s0
-    one = tl.zeros((TILE,), tl.float32)
-    two = tl.zeros((TILE,), tl.float32)
-    weighted = tl.zeros((TILE,), tl.float32)
+    octaves = (tl.zeros((STEPS, TILE), tl.float32),) * 8
+    zero = tl.zeros((TILE,), tl.float32)
     best = tl.full((TILE,), float("-inf"), tl.float32)
-    where = tl.zeros((TILE,), tl.int32)
-    for start in range(0, V, TILE * TOGETHER):
-        for part in tl.static_range(TOGETHER):
-            v = start + part * TILE + tl.arange(0, TILE)
-            total_v = _sums(row + v, half_stride, v < V, fill, WHOLE)
-            below = _log2(total_v, scale, drop, undo, inverse_alpha, GEOMETRIC, FAST) - reference
-            p = tl.exp2(below)
-            one += p
-            if WHOLE:
-                two += p * p
-                weighted += p * tl.maximum(below, -1e4)
-                where = tl.where(total_v > best, v, where)
-                best = tl.maximum(total_v, best)
-            y = tl.exp2(b[:, None] * below[None, :])
-            s0 += y
-            y *= y
-            s1 += y
-            y *= y
-            s2 += y
-            y *= y
-            s3 += y
-            y *= y
-            s4 += y
-            y *= y
-            s5 += y
-            y *= y
-            s6 += y
-            y *= y
-            s7 += y
+    others = (zero, zero, zero, best, tl.zeros((TILE,), tl.int32))
+    last = tl.cdiv(V, PART) - 1
+    top = _top(tops, tops_stride, 0, BOTH)
+    ahead = _ask(row, half_stride, 0, V, fill, WHOLE, TILE)
+    for start in range(0, V, TOGETHER * TILE):
+        found = ahead
+        few = top < enough  # not if one is no number
+        after = start + TOGETHER * TILE  # those are under way meanwhile
+        ahead = _ask(row, half_stride, after, V, fill, WHOLE, TILE)
+        top = _top(tops, tops_stride, tl.minimum(after // PART, last), BOTH)
+        v = start + tl.arange(0, TILE)
+        given = octaves, others, found, v, mean, reference, b
+        if few:
+            octaves, others = _add(*given, WHOLE, GEOMETRIC, 6, TILE, FAST)
+        else:
+            octaves, others = _add(*given, WHOLE, GEOMETRIC, 8, TILE, FAST)
+    one, two, weighted, best, where = others
     peak = reference
     entropy = 0.0
-    found = 0
+    chosen = 0
     z = tl.sum(one, 0)
     if WHOLE:
         highest = tl.max(best, 0)
-        peak = _log2(highest, scale, drop, undo, inverse_alpha, GEOMETRIC, FAST)
-        found = tl.min(tl.where(best == highest, where, V), 0)
+        peak = _log2(highest, mean, 0.0, GEOMETRIC, FAST)
+        chosen = tl.min(tl.where(best == highest, where, V), 0)
         entropy = (tl.log2(z) - tl.sum(weighted, 0) / z) * LN2
         log_two = tl.log2(tl.sum(two, 0)) + 2 * (reference - peak)
         tl.store(out + (8 * STEPS + 1) * total, log_two * LN2)
     shift = reference - peak
     tl.store(out + 8 * STEPS * total, (tl.log2(z) + shift) * LN2)
-    _store(out, s0, b, shift, 0, STEPS, total)
-    _store(out, s1, b, shift, 1, STEPS, total)
-    _store(out, s2, b, shift, 2, STEPS, total)
-    _store(out, s3, b, shift, 3, STEPS, total)
-    _store(out, s4, b, shift, 4, STEPS, total)
-    _store(out, s5, b, shift, 5, STEPS, total)
-    _store(out, s6, b, shift, 6, STEPS, total)
-    _store(out, s7, b, shift, 7, STEPS, total)
-    return peak, found, entropy
+    for octave in tl.static_range(8):
+        rungs = octave * STEPS + tl.arange(0, STEPS)
+        log = tl.log2(tl.sum(octaves[octave], 1)) + b * (shift * 2**octave)
+        tl.store(out + rungs * total, log * LN2)
+    return peak, chosen, entropy
 
 
 @triton.jit
-def largest(row, half_stride, V, BLOCK: tl.constexpr, WHOLE: tl.constexpr):
-    """The largest sum."""
+def largest(row, half_stride, V, BLOCK: tl.constexpr):
+    """The largest sum of both halves."""
     best = tl.full((BLOCK,), float("-inf"), tl.float32)
     for start in range(0, V, BLOCK):
         v = start + tl.arange(0, BLOCK)
-        best = tl.maximum(_sums(row + v, half_stride, v < V, float("-inf"), WHOLE), best)
+        total = tl.load(row + v, mask=v < V, other=float("-inf"))
+        total += tl.load(row + half_stride + v, mask=v < V, other=float("-inf"))
+        best = tl.maximum(total, best)
     return tl.max(best, 0)

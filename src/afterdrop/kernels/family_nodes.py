@@ -19,11 +19,32 @@ _ROUGH: tl.constexpr = tl.constexpr(OCTAVES * STEPS // EVERY + 1)  # and of a ha
 
 
 @triton.jit
-def _known(highest, half, power, n, N, parts, PARTS: tl.constexpr, other):
-    """What `sample_sums` kept of the parts of the classes."""
+def pair_tops(logits, tops, N, V, width, parts, BLOCK: tl.constexpr):
+    """The largest of some classes, of the sum of both halves and of either: tops [3, N, parts]."""
+    n, part = tl.program_id(0), tl.program_id(1)
+    v = part * BLOCK + tl.arange(0, BLOCK)
+    at = logits + n.to(tl.int64) * (2 * width) + v
+    one = tl.load(at, mask=v < V, other=float("-inf"))
+    two = tl.load(at + width, mask=v < V, other=float("-inf"))
+    place = tops + n * parts + part
+    tl.store(place, tl.max(one + two, 0))
+    tl.store(place + N * parts, tl.max(one, 0))
+    tl.store(place + 2 * N * parts, tl.max(two, 0))
+
+
+@triton.jit
+def _known(tops, parts, PARTS: tl.constexpr, other):
+    """What is kept of the parts of the classes."""
     part = tl.arange(0, PARTS)
-    at = highest + ((6 * half + power) * N + n) * parts + part
-    return tl.load(at, mask=part < parts, other=other)
+    return tl.load(tops + part, mask=part < parts, other=other)
+
+
+@triton.jit
+def _enough(least, lost, scale, alpha, GEOMETRIC: tl.constexpr):
+    """The sum of a class whose log2 M is `lost` below that of a sum."""
+    if GEOMETRIC:
+        return least - lost / scale
+    return least * tl.exp2(-lost * alpha)
 
 
 @triton.jit
@@ -47,7 +68,7 @@ def _spread(sums, half_stride, n, N, V, width, BLOCK: tl.constexpr):
 @triton.jit(do_not_specialize=["N", "first_target", "total", "size"])
 def family_nodes(
     sums,  # [2, 6, N, width], or logits [N, 2, width]
-    highest,  # [2, 6, N, parts] as `sample_sums` leaves it; not read with logits
+    highest,  # [2, 6, N, parts] as `sample_sums` leaves it, or [3, N, parts] of `pair_tops`
     powers,
     alphas,
     lifts,  # [A] of the sums, log2
@@ -68,6 +89,7 @@ def family_nodes(
     total,  # targets of all chunks
     parts,
     PARTS: tl.constexpr,
+    PART: tl.constexpr,  # classes of a part
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
     PAIRS: tl.constexpr,
@@ -83,74 +105,79 @@ def family_nodes(
     lift = tl.load(lifts + a)
     scale = 1 / tl.where(which == 0, 2 * size, size).to(tl.float32)
     inverse_alpha = 1 / tl.where(alpha > 0, alpha, 1.0)
-    drop = tl.exp2(-lift)
-    undo = lift - tl.log2(scale)
+    mean = scale, tl.exp2(-lift), lift - tl.log2(scale), inverse_alpha
     place = first_target + n
     nothing = float("-inf")
     if PAIRS:
         half_stride = width.to(tl.int64)
         row = sums + n.to(tl.int64) * (2 * width) + half * half_stride
+        tops_stride = 0
+        tops = highest + (which * N + n) * parts
     else:
         half_stride = 6 * N.to(tl.int64) * width
         row = sums + (power * N + n).to(tl.int64) * width + half * half_stride
+        tops_stride = 6 * N * parts
+        tops = highest + (power * N + n) * parts + half * tops_stride
+    # If all classes are as far below the peak, they add less than 2^-24 to the sums of b from here.
+    lost = (24 + tl.log2(V.to(tl.float32))) / (64 * tl.load(first))
+    most = tl.max(_known(tops, parts, PARTS, nothing), 0)
     # Both forms are compiled, and one is run; of pairs there is only one.
     for geometric in tl.static_range(PAIRS, 2):
         if (power == 0).to(tl.int32) == geometric:
             if which == 0:
-                # Both halves' largest sums together are at most twice the largest of the whole,
-                # unless logarithms are summed. That is 1/α too high in log2, which the last rung
-                # must stand.
-                if geometric:  # noqa: SIM114 (known when it is compiled)
-                    most = largest(row, half_stride, V, BLOCK, True)
-                elif tl.load(first + 7) * 128 * inverse_alpha > 100:
-                    most = largest(row, half_stride, V, BLOCK, True)
-                else:
-                    most = tl.max(_known(highest, 0, power, n, N, parts, PARTS, nothing), 0)
-                    most += tl.max(_known(highest, 1, power, n, N, parts, PARTS, nothing), 0)
+                least = most
+                if not PAIRS:
+                    # Both halves' largest sums together are at most twice the largest of the whole,
+                    # unless logarithms are summed. That is 1/α too high in log2, which the last
+                    # rung must stand.
+                    other = tl.max(_known(tops + tops_stride, parts, PARTS, nothing), 0)
+                    least = tl.maximum(most, other)
+                    most += other
+                    if geometric or tl.load(first + 7) * 128 * inverse_alpha > 100:
+                        most = largest(row, half_stride, V, BLOCK)
+                        least = most
                 peak, where, entropy = climb(
                     row,
                     half_stride,
                     V,
                     most,
-                    scale,
-                    drop,
-                    undo,
-                    inverse_alpha,
+                    _enough(least, lost, scale, alpha, geometric),
+                    tops,
+                    tops_stride,
+                    mean,
                     first,
                     G + (a * _FINE).to(tl.int64) * total + place,
                     total,
                     True,
+                    not PAIRS,
                     geometric,
                     8,
+                    PART,
                     TILE,
-                    4 if FAST else 1,
                     FAST,
                 )
                 tl.store(peaks + a * total + place, peak * LN2)
                 tl.store(classes + a * total + place, where)
                 tl.store(entropies + a * total + place, entropy)
             else:
-                if PAIRS:
-                    most = largest(row, half_stride, V, BLOCK, False)
-                else:
-                    most = tl.max(_known(highest, half, power, n, N, parts, PARTS, nothing), 0)
                 peak, _, _ = climb(
                     row,
                     half_stride,
                     V,
                     most,
-                    scale,
-                    drop,
-                    undo,
-                    inverse_alpha,
+                    _enough(most, lost, scale, alpha, geometric),
+                    tops,
+                    tops_stride,
+                    mean,
                     first,
                     G_half + ((half * A + a) * _ROUGH).to(tl.int64) * total + place,
                     total,
                     False,
+                    False,
                     geometric,
                     2,
+                    PART,
                     TILE,
-                    8 if FAST else 1,
                     FAST,
                 )
                 tl.store(peaks + (which * A + a) * total + place, peak * LN2)
@@ -159,5 +186,6 @@ def family_nodes(
             if which == 0:
                 tl.store(spread + place, _spread(sums, half_stride, n, N, V, width, BLOCK))
             else:
-                least = _known(highest, half, 5, n, N, parts, PARTS, float("inf"))
+                held = highest + ((6 * half + 5) * N + n) * parts
+                least = _known(held, parts, PARTS, float("inf"))
                 tl.store(lowest + half * total + place, tl.min(least, 0) / size * LN2)

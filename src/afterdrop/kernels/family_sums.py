@@ -11,7 +11,7 @@ from torch import Tensor
 
 from afterdrop.family.ladder import EVERY, STEPS, Ladder
 from afterdrop.kernels.bases import LOG2E
-from afterdrop.kernels.family_nodes import family_nodes
+from afterdrop.kernels.family_nodes import family_nodes, pair_tops
 from afterdrop.kernels.sample_sums import LIFTS, power_sums, row_lse
 from afterdrop.transfer import constant
 
@@ -166,7 +166,7 @@ class FamilySums:
     def finish(self, targets: int, found: dict[str, Tensor], first: int = 0) -> None:
         """Writes what follows from the sums of the targets added since the last time."""
         powers = self.powers, self.alphas, self.lifts
-        self._nodes(self._sums, powers, targets, found, first, pairs=False)
+        self._nodes(self._sums, self._highest, powers, targets, found, first, pairs=False)
 
     def means(self, logits: Tensor, found: dict[str, Tensor], first: int) -> None:
         """Writes what follows from logits of mean features, which are alpha 0 but for a constant.
@@ -176,11 +176,24 @@ class FamilySums:
             found: From `mean_results`.
             first: The first of these targets among all.
         """
-        self._nodes(logits, self._geometric, len(logits), found, first, pairs=True)
+        n, parts = len(logits), self._parts
+        tops = self.lse.new_empty(3 * n * parts)
+        pair_tops[(n, parts)](
+            logits,
+            tops,
+            n,
+            self.classes,
+            logits.stride(1),
+            parts,
+            BLOCK=_SUMS["BLOCK"],
+            num_warps=2,
+        )
+        self._nodes(logits, tops, self._geometric, n, found, first, pairs=True)
 
     def _nodes(
         self,
         sums: Tensor,
+        highest: Tensor,
         powers: tuple[Tensor, Tensor, Tensor],
         targets: int,
         found: dict[str, Tensor],
@@ -192,7 +205,7 @@ class FamilySums:
         alphas, nothing = len(powers[0]), found["entropy"]  # where nothing is written
         family_nodes[(targets, alphas, 3)](
             sums,
-            self._highest,
+            highest,
             *powers,
             self.first,
             found["G"],
@@ -211,6 +224,7 @@ class FamilySums:
             found["entropy"].shape[1],
             self._parts,
             PARTS=triton.next_power_of_2(self._parts),
+            PART=_SUMS["BLOCK"],
             BLOCK=1024,
             PAIRS=pairs,
             FAST=sums.is_cuda,
