@@ -209,7 +209,7 @@ def test_a_probability_that_plain_sums_cannot_hold_is_told(value, device):
     torch.testing.assert_close(found["chosen"], torch.full_like(found["chosen"], -4.2341065))
 
 
-@pytest.mark.parametrize(("value", "held"), [(-140.0, True), (-160.0, False)])
+@pytest.mark.parametrize(("value", "held"), [(-110.0, True), (-120.0, False)])
 def test_what_sums_hold_ends_where_the_mean_of_log_p_does(value, held, device):
     logits = torch.zeros(2, 72, device=device)
     logits[:, 5] = value
@@ -220,11 +220,22 @@ def test_what_sums_hold_ends_where_the_mean_of_log_p_does(value, held, device):
     assert (found["lowest"] >= LOWEST).all() == held
 
 
+def test_sure_samples_may_be_many(device):
+    """Lifted squares of probabilities near 1 do not overflow."""
+    logits = torch.tensor([[30.0] + [0.0] * 7]).expand(400, 8).contiguous()
+    sums = FamilySums((1.0,), LADDER, 3, 1, 400, device)
+    found = sums.results(1)
+    add(sums, logits.to(device), torch.tensor([0], device=device), found)
+    sums.finish(1, found)
+    assert found["spread"].abs().item() < 1e-6
+    torch.testing.assert_close(found["peak"].cpu(), torch.zeros(3, 1, 1), rtol=0, atol=1e-6)
+
+
 def test_a_sample_may_be_far_below_what_the_mean_may(device):
-    """One of 50 in either half has a probability of exp(-7000), which adds nothing to any mean."""
+    """One of 50 in either half has a probability of exp(-5000), which adds nothing to any mean."""
     logits = torch.zeros(100, 72)
     logits[:, 5] = -5
-    logits[[7, 77], 5] = -7000
+    logits[[7, 77], 5] = -5000
     sums = FamilySums(ALPHAS, LADDER, 70, 1, 100, device)
     found = sums.results(1)
     add(sums, logits.to(device), torch.tensor([0], device=device), found)

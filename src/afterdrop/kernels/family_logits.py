@@ -30,7 +30,7 @@ _SIZES = (
 )
 _BARRIERS = 1024  # bytes of what else is there
 _GROUP = 64  # tiles of rows that share the table's rows in the cache
-_ROWS = {"BLOCK": 32, "num_warps": 4}  # of a program that puts tiles together
+_ROWS = {"BLOCK": 8, "num_warps": 4}  # of a program that puts tiles together
 
 
 @triton.jit

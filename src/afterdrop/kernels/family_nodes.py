@@ -61,6 +61,7 @@ def _spread(sums, half_stride, n, N, V, width, BLOCK: tl.constexpr):
         p *= 1.0 / 2**LIFT
         q = tl.load(q_row + v, mask=inside, other=0.0)
         q += tl.load(q_row + half_stride + v, mask=inside, other=0.0)
+        q *= 1.0 / 4**LIFT
         ratio += tl.where(p > 0, q / tl.where(p > 0, p, 1.0), 0.0)
     return tl.sum(ratio, 0) - 1
 

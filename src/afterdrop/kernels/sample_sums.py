@@ -4,9 +4,9 @@ For each target the sums over the samples of a half are kept for every class:
 
     Σ log2 p       Σ p^¼  Σ p^½  Σ p^¾  Σ p          Σ p²
 
-One exponential gives all powers. They are plain sums: log p is at most 0, so nothing overflows.
-Those of p^¾ and p are lifted by powers of two, so that they only underflow where the mean of p is
-below exp(−150). The mean of log p is lower still, and the lowest of all classes is kept for whoever
+One exponential gives all powers. They are plain sums of p · 2^48 and what follows from it: log p is
+at most 0, so nothing overflows, not even Σ p², and the sum of p only underflows where its mean is
+below exp(−115). The mean of log p is lower still, and the lowest of all classes is kept for whoever
 calls.
 
 Letters: Q targets, of which groups · N at a time, S samples of K, V classes; powers in the order
@@ -20,8 +20,8 @@ import triton.language as tl
 
 from afterdrop.kernels import log_sum_exp
 
-LIFT: tl.constexpr = tl.constexpr(96)  # 2 to this keeps p from underflow
-LIFTS = (0, 0, 0, LIFT.value // 2, LIFT.value)  # the same of all sums but the last
+LIFT: tl.constexpr = tl.constexpr(48)  # 2 to this keeps p from underflow
+LIFTS = tuple(power * LIFT.value // 4 for power in range(5))  # the same of all sums but the last
 
 
 @triton.jit(do_not_specialize=["S", "N", "k0"])
@@ -112,20 +112,22 @@ def power_sums(
     s8 = tl.zeros((BLOCK,), tl.float32)
     at_lse = lse + q * S + part * size
     for start in tl.range(0, size, TOGETHER, num_stages=3):  # the next ones are under way
+        group = tl.zeros((BLOCK,), tl.float32)
         for step in tl.static_range(TOGETHER):
             x = tl.load(at, mask=v < readable, other=0.0).to(tl.float32)
             at += by_sample
-            quarter = x * quarter_of - tl.load(at_lse + start + step) * quarter_of  # log2 p^¼
+            lse_k = tl.load(at_lse + start + step)
+            quarter = x * quarter_of - (lse_k * quarter_of - LIFT // 4)  # log2 p^¼, lifted
             e1 = tl.exp2(quarter)
             e2 = e1 * e1
-            lifted = e2 * 2 ** (LIFT // 2)
             p = e2 * e2
-            s0 += quarter
+            group += quarter
             s1 += e1
             s2 += e2
-            s3 += e1 * lifted
-            s4 += lifted * lifted
+            s3 += e1 * e2
+            s4 += p
             s8 += p * p
+        s0 += group - TOGETHER * (LIFT // 4)  # of a few samples: larger sums would be rougher
     s0 *= 4
     place = sums + ((half + part) * 6 * Q + first + q).to(tl.int64) * width + v
     power = Q.to(tl.int64) * width
