@@ -64,7 +64,7 @@ def test_chunks_of_windows_and_targets_change_nothing(device, monkeypatch):
 
 @pytest.mark.parametrize("value", [-200.0, float("-inf")])
 def test_too_low_log_probabilities_go_to_the_plain_worker(value, device):
-    """Below exp(−150), or a class that is masked: sums underflow. Samples agree to the bit."""
+    """Below exp(−115), or a class that is masked: sums underflow. Samples agree to the bit."""
     model = build(device, **MODELS["projection"])
     with torch.no_grad():
         model.softmax_bias[0] = value  # never a target

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from afterdrop import kernels
-from afterdrop.evaluate.accumulate import Results, TooLow, at_targets, require_numbers
+from afterdrop.evaluate.accumulate import Results, TooLow, at_targets
 from afterdrop.evaluate.evaluate import Settings
 from afterdrop.evaluate.fused_features import (
     MOST_MULTIPLIERS,
@@ -124,7 +124,9 @@ class FusedLanguageWorker(LanguageWorker):
     ) -> Pieces:
         """The results of a batch, in the memory where they arrived."""
         det, *parts = [parcel.open() for parcel in parcels]
-        require_numbers(det["det_target"], f"batch {number}")
+        if det["det_target"].isnan().any():  # of a class that is masked too: its bias is −inf
+            self.fused = False
+            return self.batch(batch, number)
         results: dict[str, Tensor | list[Tensor]] = {**identity}
         results |= {name: [tensor] for name, tensor in det.items()}
         try:
@@ -181,7 +183,9 @@ class FusedLanguageWorker(LanguageWorker):
         targets = batch.targets.flatten()
         if (kept := self._kept(batch, range(batch.size))) is not None:
             y, targets = y.index_select(0, kept), targets.index_select(0, kept)
-        return self.deterministic(self._output(y), targets)
+        found, at_target = self._means(self.copies.features(y).unsqueeze(1), targets)
+        results = mean_results(found, 1, at_target.unsqueeze(0), self.protocol.nodes)
+        return {f"det_{name}": tensor[0] for name, tensor in results.items()}
 
     def _windows(self, batch: Batch, windows: range) -> Results:
         """Results of some windows, and under `mc_held` the smallest mean log-probability."""
@@ -221,20 +225,20 @@ class FusedLanguageWorker(LanguageWorker):
         halves = plain.view(M, -1, 2, half, plain.shape[-1]).sum(3, dtype=torch.float32)
         if kept is not None:
             halves = halves.index_select(1, kept)
-        features = with_ones(self.copies.features(halves.div_(half).flatten(0, 2)), self.sampled)
-        own, N, table = targets.repeat(M), len(targets), self._logits.table
-        found, at_target = self.sums.mean_results(M * N), halves.new_empty(M * N, 2)
-        step = max(1, _MEANS // (2 * len(table)))
-        for start in range(0, M * N, step):
-            some = slice(start, min(start + step, M * N))
-            logits = product(features[2 * some.start : 2 * some.stop], table.t())
-            logits = logits.unflatten(0, (-1, 2))
-            self.sums.means(logits, found, start)
-            at_target[some] = at_targets(logits.transpose(0, 1), own[some]).t()
-        at_target *= math.log(2)  # to base e
-        return mean_results(found, M, at_target.view(M, N, 2), self.protocol.nodes)
+        features = self.copies.features(halves.div_(half).flatten(0, 2)).unflatten(0, (-1, 2))
+        found, at_target = self._means(features, targets.repeat(M))
+        results = mean_results(found, M, at_target.unflatten(0, (M, -1)), self.protocol.nodes)
+        return {f"integrated_{name}": tensor for name, tensor in results.items()}
 
-    def _output(self, y: Tensor) -> Tensor:
-        """Logits [N, V] of the stack's output [N, H₊]."""
-        logits = self.copies.logits(self.copies.features(y))
-        return logits[:, : len(self._bias)] + self._bias
+    def _means(self, features: Tensor, targets: Tensor) -> tuple[Results, Tensor]:
+        """`FamilySums.mean_results` of features [n, halves, E₊], and logits [n, halves]."""
+        table, (n, halves) = self._logits.table, features.shape[:2]
+        found, at_target = self.sums.mean_results(n), self.sums.lse.new_empty(n, halves)
+        step = max(1, _MEANS // (halves * len(table)))
+        for start in range(0, n, step):
+            some = slice(start, start + step)
+            entering = with_ones(features[some].flatten(0, 1), self.sampled)
+            logits = product(entering, table.t()).unflatten(0, (-1, halves))
+            self.sums.means(logits, found, start)
+            at_target[some] = at_targets(logits.transpose(0, 1), targets[some]).t()
+        return found, at_target * math.log(2)  # to base e

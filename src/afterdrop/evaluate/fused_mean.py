@@ -125,21 +125,21 @@ def family_results(
 
 
 def mean_results(sums: Results, groups: int, at_target: Tensor, nodes: Nodes) -> Results:
-    """What `Integrated.results` gives, from the kernels' sums.
+    """What `accumulate.distribution` gives, and the halves, from the kernels' sums.
 
     Args:
         sums: `FamilySums.mean_results` of the targets of all groups, one group after the other.
         groups: L.
-        at_target: [L, N, 2] logits of the targets, of either half.
+        at_target: [L, N, 2] logits of the targets, of either half; [L, N, 1] if there are none.
         nodes: The nodes.
     """
     target = at_target.double()
-    whole, halves = target.mean(-1).unsqueeze(1), target.movedim(-1, 1).unsqueeze(1)
-    out = _columns(_by_group(sums, groups), whole, halves, nodes)
+    halves = target.movedim(-1, 1).unsqueeze(1) if target.shape[-1] > 1 else None
+    out = _columns(_by_group(sums, groups), target.mean(-1).unsqueeze(1), halves, nodes)
     log_z = out["one"]
     out |= {name: out[name] - log_z for name in ("target", "peak", "one")}
     out["two"] = out["two"] - 2 * log_z
-    return {f"integrated_{name}": tensor[:, 0] for name, tensor in out.items()}
+    return {name: tensor[:, 0] for name, tensor in out.items()}
 
 
 def _by_group(sums: Results, groups: int) -> Results:
@@ -151,16 +151,11 @@ def _by_group(sums: Results, groups: int) -> Results:
     }
 
 
-def _columns(found: Results, target: Tensor, halves: Tensor, nodes: Nodes) -> Results:
-    """What every alpha has, from log M of the targets [L, A, N] and of the halves [L, A, 2, N]."""
+def _columns(found: Results, target: Tensor, halves: Tensor | None, nodes: Nodes) -> Results:
+    """What every alpha has, from log M of the targets [L, A, N] and of any halves [L, A, 2, N]."""
     G, peak = found["G"].double(), found["peak"].double()
     fine, coarse, b = _weights(nodes, G.device)
-    at = torch.cat([G[:, :, :-2:EVERY], G[:, :, -2:-1]], -2)
-    gap = found["G_half"].transpose(1, 2).double() - at.unsqueeze(2)
-    # What is linear in b comes exactly, at the coarse nodes and 1.
-    below = (peak[:, 1:].transpose(1, 2) - halves) - (peak[:, 0] - target).unsqueeze(2)
-    gap = torch.cat([coarse @ gap[..., :-1, :], gap[..., -1:, :]], -2) + b * below.unsqueeze(-2)
-    return {
+    out = {
         "target": target,
         "peak": peak[:, 0],
         "class": found["class"],
@@ -168,8 +163,15 @@ def _columns(found: Results, target: Tensor, halves: Tensor, nodes: Nodes) -> Re
         "one": G[:, :, -2] + peak[:, 0],
         "two": G[:, :, -1] + 2 * peak[:, 0],
         "entropy": found["entropy"].double(),
-        "half": gap.float(),
     }
+    if halves is None:
+        return out
+    at = torch.cat([G[:, :, :-2:EVERY], G[:, :, -2:-1]], -2)
+    gap = found["G_half"].transpose(1, 2).double() - at.unsqueeze(2)
+    # What is linear in b comes exactly, at the coarse nodes and 1.
+    below = (peak[:, 1:].transpose(1, 2) - halves) - (peak[:, 0] - target).unsqueeze(2)
+    gap = torch.cat([coarse @ gap[..., :-1, :], gap[..., -1:, :]], -2) + b * below.unsqueeze(-2)
+    return out | {"half": gap.float()}
 
 
 @functools.lru_cache(maxsize=4)

@@ -18,14 +18,14 @@ _FINE: tl.constexpr = tl.constexpr(OCTAVES * STEPS + 2)  # values of the whole
 _ROUGH: tl.constexpr = tl.constexpr(OCTAVES * STEPS // EVERY + 1)  # and of a half
 
 
-@triton.jit
-def pair_tops(logits, tops, N, V, width, parts, BLOCK: tl.constexpr):
+@triton.jit(do_not_specialize=["N"])
+def pair_tops(logits, tops, N, V, stride, half_stride, parts, BLOCK: tl.constexpr):
     """The largest of some classes, of the sum of both halves and of either: tops [3, N, parts]."""
     n, part = tl.program_id(0), tl.program_id(1)
     v = part * BLOCK + tl.arange(0, BLOCK)
-    at = logits + n.to(tl.int64) * (2 * width) + v
+    at = logits + n.to(tl.int64) * stride + v
     one = tl.load(at, mask=v < V, other=float("-inf"))
-    two = tl.load(at + width, mask=v < V, other=float("-inf"))
+    two = tl.load(at + half_stride, mask=v < V, other=float("-inf"))
     place = tops + n * parts + part
     tl.store(place, tl.max(one + two, 0))
     tl.store(place + N * parts, tl.max(one, 0))
@@ -48,10 +48,10 @@ def _enough(least, lost, scale, alpha, GEOMETRIC: tl.constexpr):
 
 
 @triton.jit
-def _spread(sums, half_stride, n, N, V, width, BLOCK: tl.constexpr):
+def _spread(sums, half_stride, n, N, V, stride, BLOCK: tl.constexpr):
     """Σ_c Σ_k p² / Σ_k p − 1."""
-    p_row = sums + (4 * N + n).to(tl.int64) * width
-    q_row = p_row + N.to(tl.int64) * width
+    p_row = sums + (4 * N + n).to(tl.int64) * stride
+    q_row = p_row + N.to(tl.int64) * stride
     ratio = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, V, BLOCK):
         v = start + tl.arange(0, BLOCK)
@@ -68,7 +68,7 @@ def _spread(sums, half_stride, n, N, V, width, BLOCK: tl.constexpr):
 
 @triton.jit(do_not_specialize=["N", "first_target", "total", "size"])
 def family_nodes(
-    sums,  # [2, 6, N, width], or logits [N, 2, width]
+    sums,  # [2, 6, N, V₊], or logits [N, 2, V₊]
     highest,  # [2, 6, N, parts] as `sample_sums` leaves it, or [3, N, parts] of `pair_tops`
     powers,
     alphas,
@@ -83,7 +83,8 @@ def family_nodes(
     lowest,  # [2, total]
     N,  # targets of this chunk
     V,
-    width,
+    stride,  # of the targets
+    half_stride,
     A,
     size,
     first_target,  # the chunk's first target among all
@@ -109,18 +110,18 @@ def family_nodes(
     mean = scale, tl.exp2(-lift), lift - tl.log2(scale), inverse_alpha
     place = first_target + n
     nothing = float("-inf")
+    half_stride = tl.cast(half_stride, tl.int64)
     if PAIRS:
-        half_stride = width.to(tl.int64)
-        row = sums + n.to(tl.int64) * (2 * width) + half * half_stride
+        row = sums + n.to(tl.int64) * stride + half * half_stride
         tops_stride = 0
         tops = highest + (which * N + n) * parts
     else:
-        half_stride = 6 * N.to(tl.int64) * width
-        row = sums + (power * N + n).to(tl.int64) * width + half * half_stride
+        row = sums + (power * N + n).to(tl.int64) * stride + half * half_stride
         tops_stride = 6 * N * parts
         tops = highest + (power * N + n) * parts + half * tops_stride
-    # If all classes are as far below the peak, they add less than 2^-24 to the sums of b from here.
-    lost = (24 + tl.log2(V.to(tl.float32))) / (64 * tl.load(first))
+    # If all classes are as far below the peak, they add 2^-17 at most to the sums of b from here,
+    # which is less than what the ladder leaves between its rungs.
+    lost = (17 + tl.log2(V.to(tl.float32))) / (64 * tl.load(first))
     most = tl.max(_known(tops, parts, PARTS, nothing), 0)
     # Both forms are compiled, and one is run; of pairs there is only one.
     for geometric in tl.static_range(PAIRS, 2):
@@ -185,7 +186,7 @@ def family_nodes(
     if not PAIRS:  # noqa: SIM102 (known when it is compiled, unlike a)
         if a == 0:
             if which == 0:
-                tl.store(spread + place, _spread(sums, half_stride, n, N, V, width, BLOCK))
+                tl.store(spread + place, _spread(sums, half_stride, n, N, V, stride, BLOCK))
             else:
                 held = highest + ((6 * half + 5) * N + n) * parts
                 least = _known(held, parts, PARTS, float("inf"))

@@ -17,6 +17,7 @@ from afterdrop.transfer import constant
 
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)  # their sums come first
 LOWEST = -115.0  # smallest mean of log p for which lifted sums are exact
+_ROUGH = 32.0  # largest 1/T at which what is lifted in the exponent is fine enough
 OF_SAMPLES = ("chosen", "entropies")  # log p of the target, −Σ p log p
 _POWERS = 6
 _LSE = {"BLOCK": 1024, "GROUP": 8, "num_warps": 2}  # of a program that has a row
@@ -51,6 +52,7 @@ class FamilySums:
         self.lifts = constant(lifts, device, torch.float32)
         powers = torch.tensor([ALPHAS.index(alpha) for alpha in alphas])
         self.powers = constant(powers, device, torch.int32)
+        self.fine = float(ladder.inverse[-1]) > _ROUGH
         self.rungs = len(ladder.inverse)
         assert self.rungs == 64  # what the kernel climbs
         self.first = constant(ladder.inverse[:STEPS], device, torch.float32)
@@ -79,7 +81,7 @@ class FamilySums:
         }
 
     def mean_results(self, targets: int, alphas: int = 1) -> dict[str, Tensor]:
-        """Room for what `results` has of each of A alphas."""
+        """Room for what `results` has of each of A alphas; not written for what has no halves."""
         A, N, new = alphas, targets, self.lse.new_empty
         return {
             "G": new(A, self.rungs + 2, N),
@@ -158,6 +160,7 @@ class FamilySums:
             samples.start // half,
             halves,
             log2_base / 4,
+            FINE=self.fine,
             ADD=samples.start % half > 0,
             TOGETHER=next(n for n in (10, 5, 4, 3, 2, 1) if S // halves % n == 0),
             **_SUMS,
@@ -172,23 +175,24 @@ class FamilySums:
         """Writes what follows from logits of mean features, which are alpha 0 but for a constant.
 
         Args:
-            logits: [n, 2, V₊] float32 of either half, to base 2.
+            logits: [n, 2, V₊] float32 of either half, to base 2; [n, 1, V₊] if there are none.
             found: From `mean_results`.
             first: The first of these targets among all.
         """
-        n, parts = len(logits), self._parts
+        n, halves, parts = len(logits), logits.shape[1], self._parts
+        logits = logits.expand(-1, 2, -1)  # what is no mean is that of itself
         tops = self.lse.new_empty(3 * n * parts)
         pair_tops[(n, parts)](
             logits,
             tops,
             n,
             self.classes,
-            logits.stride(1),
+            *logits.stride()[:2],
             parts,
             BLOCK=_SUMS["BLOCK"],
             num_warps=2,
         )
-        self._nodes(logits, tops, self._geometric, n, found, first, pairs=True)
+        self._nodes(logits, tops, self._geometric, n, found, first, halves=halves > 1, pairs=True)
 
     def _nodes(
         self,
@@ -199,11 +203,13 @@ class FamilySums:
         found: dict[str, Tensor],
         first: int,
         *,
+        halves: bool = True,
         pairs: bool,
     ) -> None:
         """Sums over classes at every node."""
         alphas, nothing = len(powers[0]), found["entropy"]  # where nothing is written
-        family_nodes[(targets, alphas, 3)](
+        strides = sums.stride()[:2] if pairs else (self.width, 6 * targets * self.width)
+        family_nodes[(targets, alphas, 3 if halves else 1)](
             sums,
             highest,
             *powers,
@@ -217,7 +223,7 @@ class FamilySums:
             nothing if pairs else found["lowest"],
             targets,
             self.classes,
-            sums.stride(1) if pairs else self.width,
+            *strides,
             alphas,
             1 if pairs else self.samples // 2,
             first,
