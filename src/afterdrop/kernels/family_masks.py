@@ -106,6 +106,7 @@ def _drop(
     rates,
     group,  # P · K, rows of one multiplier
     K,
+    M,
     H,
     source_stride,
     target_stride,
@@ -117,17 +118,22 @@ def _drop(
 ):
     within = (tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)).to(tl.int64)[:, None]
     units = tl.program_id(1) * BLOCK_U + tl.arange(0, BLOCK_U)[None, :]
-    m = tl.program_id(2)
     inside = (within < group) & (units < H)
-    row = m * group + within
-    origin = row
-    if GATHER:
-        origin = tl.load(tokens + within // K, mask=within < group, other=0)
-    x = tl.load(source + origin * source_stride + units, mask=inside, other=0.0).to(tl.float32)
+    if GATHER:  # what all multipliers read
+        token = tl.load(tokens + within // K, mask=within < group, other=0)
+        x = tl.load(source + token * source_stride + units, mask=inside, other=0.0).to(tl.float32)
     if DROP:
         level = tl.load(levels + within * level_stride + units, mask=inside, other=0).to(tl.int32)
-        x = tl.where(m < level, x * (1 / (1 - tl.load(rates + m))), 0.0)
-    tl.store(target + row * target_stride + units, x.to(target.dtype.element_ty), mask=inside)
+    for m in range(tl.program_id(2), M, tl.num_programs(2)):
+        row = m * group + within
+        if not GATHER:
+            at = source + row * source_stride + units
+            x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
+        kept = x
+        if DROP:
+            kept = tl.where(m < level, x * (1 / (1 - tl.load(rates + m))), 0.0)
+        at_target = target + row * target_stride + units
+        tl.store(at_target, kept.to(target.dtype.element_ty), mask=inside)
 
 
 def drop(
@@ -152,7 +158,8 @@ def drop(
     """
     group = len(target) // multipliers
     levels, rates = mask or (source, source)  # never read
-    grid = (-(-group // _DROP["BLOCK_R"]), -(-units // _DROP["BLOCK_U"]), multipliers)
+    together = 1 if tokens is not None else multipliers  # programs that share the multipliers
+    grid = (-(-group // _DROP["BLOCK_R"]), -(-units // _DROP["BLOCK_U"]), together)
     _drop[grid](
         source,
         target,
@@ -161,6 +168,7 @@ def drop(
         rates,
         group,
         samples,
+        multipliers,
         units,
         source.stride(0),
         target.stride(0),
