@@ -50,11 +50,13 @@ def test_chunks_of_windows_and_targets_change_nothing(device, monkeypatch):
     """One window, of which one is all padding, and two targets at a time."""
     model = build(device, **MODELS["projection"])
     stream = StreamSettings(time=4, stripes=2, windows=2)
-    whole, _ = evaluated(model, Float32Worker, stream)
+    whole, worker = evaluated(model, Float32Worker, stream)
     module = importlib.import_module(FusedLanguageWorker.__module__)
+    windows = module._ROWS // (2 * 4)  # of two multipliers and four samples
+    assert worker.targets_together == 2 * 4 * windows  # no more than there are
     monkeypatch.setattr(module, "_ROWS", 1)
     monkeypatch.setattr(module, "_LOGITS", 2 * 4 * 16)
-    monkeypatch.setattr(module, "_SUMS", 5 * 12 * 16)  # two such pairs are finished together
+    monkeypatch.setattr(module, "_SUMS", 5 * 12 * 32)  # two such pairs are finished together
     monkeypatch.setattr(module, "_MEANS", 3 * 2 * 16)  # three targets
     found, worker = evaluated(model, Float32Worker, stream)
     assert (worker.chunks, worker.plain) == (4, 0)

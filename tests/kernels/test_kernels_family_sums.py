@@ -33,20 +33,20 @@ def add(sums, rows, targets, found, place=0, count=None):
     sums.add(logits, targets, own, range(len(logits)), place, count)
 
 
-def both(alphas, N, K, V, device, dtype=torch.float32, scale=3):
+def both(alphas, N, K, V, device, dtype=torch.float32, scale=3, ladder=LADDER):
     """Results of the kernels for two chunks of targets, those of `MeanTemper`, and log p."""
     logits = (scale * torch.randn(N * K, -(-V // 8) * 8)).to(dtype)
     targets = torch.randint(V, (N,))
     exact = logits[:, :V].double().log_softmax(-1)
     lp = exact.view(N, K, 1, V).permute(1, 2, 0, 3)  # [K, multipliers, N, V]
     logits[:, V:] = 1e4  # not counted
-    sums = FamilySums(alphas, LADDER, V, N, K, device)
+    sums = FamilySums(alphas, ladder, V, N, K, device)
     found = sums.results(N)
     for chunk in (slice(0, 1), slice(1, N)):
         rows = logits[chunk.start * K : chunk.stop * K].to(device)
         add(sums, rows, targets[chunk].to(device), found, chunk.start, N)
     sums.finish(N, found)
-    plain = MeanTemper(alphas, targets, NODES, 2)
+    plain = MeanTemper(alphas, targets, ladder.nodes, 2)
     for half in lp.chunk(2):
         plain.add(half)
         plain.end_block()
@@ -85,6 +85,22 @@ def test_every_result_is_that_of_the_plain_accumulator(alphas, N, K, V, scale, d
             below = found["peak"][1 + half, a] - at_targets(means, targets)
             xe = found["G_half"][half, a] + ROUGH.unsqueeze(1) * below
             assert_close(xe, cross_entropies(means, targets, ROUGH), **nearly)
+
+
+def test_lower_temperatures_are_summed_without_a_lift_in_the_exponent(device):
+    """Peaks and partitions, in which a factor would be seen."""
+    ladder = Ladder(Nodes(1 / 64, 1.0))
+    found, plain, _, _ = both(ALPHAS, 3, 6, 70, device, ladder=ladder)
+    assert FamilySums(ALPHAS, ladder, 70, 3, 6, device).fine
+    assert not FamilySums(ALPHAS, LADDER, 70, 3, 6, device).fine
+    near, nearly = {"rtol": 1e-5, "atol": 1e-5}, {"rtol": 1e-4, "atol": 1e-4}
+    wanted = {name: tensor[0].double() for name, tensor in plain.items()}
+    torch.testing.assert_close(found["peak"][0], wanted["peak"], **near)
+    torch.testing.assert_close(found["G"][:, -2] + found["peak"][0], wanted["one"], **near)
+    torch.testing.assert_close(found["spread"], wanted["spread"], **near)
+    torch.testing.assert_close(
+        ladder.fine @ found["G"][:, :-2], wanted["partition"].double(), **nearly
+    )
 
 
 def test_halves_that_are_sure_of_different_classes_hold_at_low_temperatures(device):
@@ -140,10 +156,11 @@ def test_samples_may_come_in_parts_of_a_half(device):
         torch.testing.assert_close(found[1][name], tensor, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("halves", [1, 2])
 @pytest.mark.parametrize(("N", "V"), [(3, 70), (2, 2053)])
-def test_logits_of_mean_features_are_alpha_0_of_two_samples(N, V, device):
-    """In chunks of one target and the others; padding as above."""
-    logits = 3 * torch.randn(N, 2, -(-V // 8) * 8)
+def test_logits_of_mean_features_are_alpha_0_of_two_samples(N, V, halves, device):
+    """In chunks of one target and the others; padding as above. One is the mean of itself."""
+    logits = 3 * torch.randn(N, halves, -(-V // 8) * 8)
     exact = logits[..., :V].double() * math.log(2)
     logits[..., V:] = 1e4  # not counted
     sums = FamilySums((0.5,), LADDER, V, N, 2, device)
@@ -153,9 +170,9 @@ def test_logits_of_mean_features_are_alpha_0_of_two_samples(N, V, device):
     near, nearly = {"rtol": 1e-5, "atol": 1e-5}, {"rtol": 1e-4, "atol": 1e-4}
     assert_close = torch.testing.assert_close
     found = {name: tensor.double().cpu() for name, tensor in found.items()}
-    means = [exact.mean(1), exact[:, 0], exact[:, 1]]
+    means = [exact.mean(1), *exact.unbind(1)]
     nodes = [FINE, ROUGH, ROUGH]
-    for which, G in enumerate([found["G"][0], *found["G_half"][:, 0]]):
+    for which, G in enumerate([found["G"][0], *found["G_half"][:, 0]][: halves * 2 - 1]):
         peak = means[which].amax(-1)
         assert_close(found["peak"][which, 0], peak, **near)
         below = (means[which] - peak.unsqueeze(-1)) * nodes[which].view(-1, 1, 1)
@@ -165,7 +182,7 @@ def test_logits_of_mean_features_are_alpha_0_of_two_samples(N, V, device):
     assert_close(found["entropy"][0], -(log_p.exp() * log_p).sum(-1), **near)
 
 
-@pytest.mark.parametrize("below", [0.5, 1, 2, 3, 4, 5, 6, 8, 30])
+@pytest.mark.parametrize("below", [1, 2, 2.5, 3, 3.25, 4, 5, 8, 30])
 def test_classes_far_below_the_peak_count_as_long_as_they_are_seen(below, device):
     """Four parts of them, at distances around that from which the highest octaves leave them."""
     V, K = 2053, 4

@@ -9,7 +9,6 @@ rows are M × W × K, features M × W × time × K.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from afterdrop.evaluate.language import StreamSettings
 from afterdrop.evaluate.protocol import Protocol
+from afterdrop.kernels.bases import LOG2E
 from afterdrop.kernels.family_cell import cell
 from afterdrop.kernels.family_masks import Mask, Site, drop, mask_levels
 from afterdrop.kernels.lstm_stack import padded
@@ -26,7 +26,6 @@ from afterdrop.masks.uniforms import site_key, unit_words
 from afterdrop.models.fused import Copies
 from afterdrop.transfer import upload
 
-LOG2E = math.log2(math.e)
 MOST_MULTIPLIERS = 255  # a mask's level is a byte
 BIASES = 2  # columns of features that are 1, for the bias and what its rounding leaves
 
@@ -215,8 +214,8 @@ def with_bias(sampled: SampledFeatures) -> Tensor:
     copies, model, size = sampled.copies, sampled.copies.model, sampled.size
     table = model.embedding if model.softmax is None else model.softmax
     wide = copies.softmax.new_zeros(len(copies.softmax), sampled.width)
-    wide[: len(table), :size] = table * LOG2E
-    bias = model.softmax_bias * LOG2E
+    wide[: len(table), :size] = table * LOG2E.value
+    bias = model.softmax_bias * LOG2E.value
     for column in range(size, size + BIASES):
         wide[: len(bias), column] = bias
         bias = bias - wide[: len(bias), column]

@@ -10,7 +10,6 @@ rows are M × W × K, features M × W × time × K.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -38,8 +37,9 @@ from afterdrop.evaluate.passes import Batch
 from afterdrop.evaluate.pipeline import Pieces
 from afterdrop.family.ladder import Ladder
 from afterdrop.family.temperature import Nodes
+from afterdrop.kernels.bases import LN2
 from afterdrop.kernels.family_logits import FamilyLogits
-from afterdrop.kernels.family_sums import ALPHAS, OF_SAMPLES
+from afterdrop.kernels.family_sums import ALPHAS, OF_SAMPLES, width
 from afterdrop.kernels.lstm_stack import product
 from afterdrop.kernels.uniform import why_not_drawn
 from afterdrop.masks.rows import split_evenly
@@ -88,20 +88,19 @@ class FusedLanguageWorker(LanguageWorker):
         self._uses_kernels = True
         self.copies = Copies(self.model, self.dtype)
         self.copies.pack()
-        self.device, self._bias = self.model.softmax_bias.device, self.model.softmax_bias.detach()
+        self.device, V = self.model.softmax_bias.device, self.protocol.num_classes
         self.multipliers = self.protocol.grid.stochastic
         self.sampled = SampledFeatures(self.copies, self.protocol, stream)
         K = self.protocol.plan.num_samples
-        types = len(self.copies.softmax)
-        together = max(1, _SUMS // (12 * types))
-        most = max(1, min(_LOGITS // (K * types), together))
+        windows = max(1, _ROWS // (max(1, len(self.multipliers)) * K))  # of a chunk
+        together = min(_SUMS // (12 * width(V)), windows * stream.time * len(self.multipliers))
+        most = max(1, min(_LOGITS // (K * len(self.copies.softmax)), together))
         self.targets_at_once = most // 16 * 16 or most  # so that products have whole tiles
         # Sums of more targets are finished together, so that their kernel fills the processors.
-        self.targets_together = together // self.targets_at_once * self.targets_at_once
-        self.sums = family_sums(self.protocol, self.targets_together, self.device)
-        self._logits = FamilyLogits(
-            with_bias(self.sampled), len(self._bias), self.targets_at_once, K
-        )
+        self.targets_together = max(1, together // self.targets_at_once) * self.targets_at_once
+        sizes = self.targets_together, self.device, self.targets_at_once
+        self.sums = family_sums(self.protocol, *sizes)
+        self._logits = FamilyLogits(with_bias(self.sampled), V, self.targets_at_once, K)
         self._passes: DeterministicPass | None = None
         self._post = Post(self.device)
 
@@ -231,7 +230,7 @@ class FusedLanguageWorker(LanguageWorker):
         return {f"integrated_{name}": tensor for name, tensor in results.items()}
 
     def _means(self, features: Tensor, targets: Tensor) -> tuple[Results, Tensor]:
-        """`FamilySums.mean_results` of features [n, halves, E₊], and logits [n, halves]."""
+        """`FamilySums.mean_results` of features [n, halves, E₊], and their logits, to base e."""
         table, (n, halves) = self._logits.table, features.shape[:2]
         found, at_target = self.sums.mean_results(n), self.sums.lse.new_empty(n, halves)
         step = max(1, _MEANS // (halves * len(table)))
@@ -241,4 +240,4 @@ class FusedLanguageWorker(LanguageWorker):
             logits = product(entering, table.t()).unflatten(0, (-1, halves))
             self.sums.means(logits, found, start)
             at_target[some] = at_targets(logits.transpose(0, 1), targets[some]).t()
-        return found, at_target * math.log(2)  # to base e
+        return found, at_target * LN2.value

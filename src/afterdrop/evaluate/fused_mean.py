@@ -32,8 +32,10 @@ def why_not(protocol: Protocol, device: torch.device) -> str | None:
     return None if protocol.plan.blocks == 2 else f"samples are in {protocol.plan.blocks} blocks"
 
 
-def family_sums(protocol: Protocol, targets: int, device: torch.device) -> FamilySums:
-    """The sums of an evaluation's samples, for so many targets at a time."""
+def family_sums(
+    protocol: Protocol, targets: int, device: torch.device, together: int | None = None
+) -> FamilySums:
+    """The sums of an evaluation's samples, for so many targets at a time (see `FamilySums`)."""
     return FamilySums(
         protocol.grid.alphas,
         Ladder(protocol.nodes),
@@ -41,6 +43,7 @@ def family_sums(protocol: Protocol, targets: int, device: torch.device) -> Famil
         targets,
         protocol.plan.num_samples,
         device,
+        together,
     )
 
 

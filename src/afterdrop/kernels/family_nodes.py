@@ -189,5 +189,5 @@ def family_nodes(
                 tl.store(spread + place, _spread(sums, half_stride, n, N, V, stride, BLOCK))
             else:
                 held = highest + ((6 * half + 5) * N + n) * parts
-                least = _known(held, parts, PARTS, float("inf"))
-                tl.store(lowest + half * total + place, tl.min(least, 0) / size * LN2)
+                smallest = tl.min(_known(held, parts, PARTS, float("inf")), 0)
+                tl.store(lowest + half * total + place, smallest / size * LN2)

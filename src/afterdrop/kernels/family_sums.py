@@ -11,18 +11,29 @@ from torch import Tensor
 
 from afterdrop.family.ladder import EVERY, STEPS, Ladder
 from afterdrop.kernels.bases import LOG2E
+from afterdrop.kernels.family_climb import TOGETHER
 from afterdrop.kernels.family_nodes import family_nodes, pair_tops
 from afterdrop.kernels.sample_sums import LIFTS, power_sums, row_lse
 from afterdrop.transfer import constant
 
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)  # their sums come first
 LOWEST = -115.0  # smallest mean of log p for which lifted sums are exact
-_ROUGH = 32.0  # largest 1/T at which what is lifted in the exponent is fine enough
+_ROUGH = 32.0  # last rung up to which what is lifted in the exponent is fine enough
 OF_SAMPLES = ("chosen", "entropies")  # log p of the target, −Σ p log p
 _POWERS = 6
 _LSE = {"BLOCK": 1024, "GROUP": 8, "num_warps": 2}  # of a program that has a row
 _SUMS = {"BLOCK": 512, "num_warps": 2}  # of a program that sums over samples
 _NODES = {"TILE": 64, "num_warps": 2, "maxnreg": 112}  # of a program that sums over classes
+
+
+def width(classes: int) -> int:
+    """Of the rows of sums, which then begin at a line of the cache.
+
+    Example:
+        >>> width(33)
+        64
+    """
+    return -(-classes // 32) * 32
 
 
 class FamilySums:
@@ -35,6 +46,7 @@ class FamilySums:
         targets: The most targets that are finished together.
         samples: K.
         device: Where.
+        together: The most targets that are added together; None if they are `targets`.
     """
 
     def __init__(
@@ -45,6 +57,7 @@ class FamilySums:
         targets: int,
         samples: int,
         device: torch.device,
+        together: int | None = None,
     ) -> None:
         self.classes, self.samples = classes, samples
         self.alphas = constant(torch.tensor(alphas), device, torch.float32)
@@ -55,12 +68,13 @@ class FamilySums:
         self.fine = float(ladder.inverse[-1]) > _ROUGH
         self.rungs = len(ladder.inverse)
         assert self.rungs == 64  # what the kernel climbs
+        assert _SUMS["BLOCK"] % (TOGETHER.value * _NODES["TILE"]) == 0  # tiles lie in one part
         self.first = constant(ladder.inverse[:STEPS], device, torch.float32)
-        self.width = -(-classes // 32) * 32  # of the rows of sums, which then begin at a line
+        self.width = width(classes)
         zero = torch.zeros(1, device=device)
         self._geometric = zero.int(), zero, zero
         self._sums = torch.empty(2 * _POWERS * targets * self.width, device=device)
-        self.lse = torch.empty(targets * samples, device=device)
+        self.lse = torch.empty((together or targets) * samples, device=device)
         self._parts = -(-classes // _SUMS["BLOCK"])  # of the classes
         self._highest = torch.empty(2 * _POWERS * targets * self._parts, device=device)
 

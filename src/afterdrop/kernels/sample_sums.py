@@ -7,8 +7,8 @@ For each target the sums over the samples of a half are kept for every class:
 One exponential gives all powers. They are plain sums of p · 2^48 and what follows from it: log p is
 at most 0, so nothing overflows, not even Σ p², and the sum of p only underflows where its mean is
 below exp(−115). The mean of log p is lower still, and the lowest of all classes is kept for whoever
-calls. The factor is added in the exponent, which rounds log2 p^¼ to 5e-7 where it is near 0: that
-is at most 4e-5 of a log-partition at T = 1/20.
+calls. The factor is added in the exponent, which rounds log2 p^¼ to 5e-7 where it is near 0 and
+sums of ten of them to 2e-6: log-partitions at 1/T = 20 are within 1e-4.
 
 Letters: Q targets, of which groups · N at a time, S samples of K, V classes; powers in the order
 above.
@@ -115,7 +115,7 @@ def power_sums(
     at_lse = lse + q * S + part * size
     lift: tl.constexpr = 0 if FINE else LIFT // 4  # of logarithms
     for start in tl.range(0, size, TOGETHER, num_stages=3):  # the next ones are under way
-        group = tl.zeros((BLOCK,), tl.float32)
+        group = tl.full((BLOCK,), -TOGETHER * lift / 2, tl.float32)  # near 0, where sums are fine
         for step in tl.static_range(TOGETHER):
             x = tl.load(at, mask=v < readable, other=0.0).to(tl.float32)
             at += by_sample
@@ -132,7 +132,7 @@ def power_sums(
             s3 += e1 * e2
             s4 += p
             s8 += p * p
-        s0 += group - TOGETHER * lift  # of a few samples: larger sums would be rougher
+        s0 += group - TOGETHER * lift / 2
     s0 *= 4
     place = sums + ((half + part) * 6 * Q + first + q).to(tl.int64) * width + v
     power = Q.to(tl.int64) * width
