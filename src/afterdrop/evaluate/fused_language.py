@@ -98,8 +98,9 @@ class FusedLanguageWorker(LanguageWorker):
         self.targets_at_once = most // 16 * 16 or most  # so that products have whole tiles
         # Sums of more targets are finished together, so that their kernel fills the processors.
         self.targets_together = max(1, together // self.targets_at_once) * self.targets_at_once
-        sizes = self.targets_together, self.device, self.targets_at_once
-        self.sums = family_sums(self.protocol, *sizes)
+        self.sums = family_sums(
+            self.protocol, self.targets_together, self.device, self.targets_at_once
+        )
         self._logits = FamilyLogits(with_bias(self.sampled), V, self.targets_at_once, K)
         self._passes: DeterministicPass | None = None
         self._post = Post(self.device)

@@ -3,7 +3,8 @@
     log M = log(mean p^α) / α, or mean log p         G(b) = log Σ_c exp(b (log M(c) − peak))
 
 Exponentials are taken for the ladder's first octave (`family.ladder`); the others are their
-squares. Logarithms of classes are base 2.
+squares. Logarithms of classes are base 2. Parts of the classes that cannot be seen in the two
+highest octaves, by the largest sum of each, are left out there.
 
 A row is a half of the samples; with `WHOLE` the other half is `half_stride` behind it.
 """
@@ -109,12 +110,12 @@ def climb(
     row,
     half_stride,
     V,
-    most,  # the largest sum, or a little more
-    enough,  # sums below which classes do not count in the two highest octaves
     tops,  # [parts of the classes] their largest sums, or a little more
     tops_stride,  # to the same of the other half
     mean,  # what `_log2` needs
     first,  # [8] b of the first octave
+    most,  # the largest sum, or a little more
+    enough,  # sums below which classes do not count in the two highest octaves
     out,  # [8 · STEPS + 1 or 2, total] at this target
     total,
     WHOLE: tl.constexpr,

@@ -123,6 +123,7 @@ def family_nodes(
     # which is less than what the ladder leaves between its rungs.
     lost = (17 + tl.log2(V.to(tl.float32))) / (64 * tl.load(first))
     most = tl.max(_known(tops, parts, PARTS, nothing), 0)
+    given = row, half_stride, V, tops, tops_stride, mean, first
     # Both forms are compiled, and one is run; of pairs there is only one.
     for geometric in tl.static_range(PAIRS, 2):
         if (power == 0).to(tl.int32) == geometric:
@@ -139,15 +140,9 @@ def family_nodes(
                         most = largest(row, half_stride, V, BLOCK)
                         least = most
                 peak, where, entropy = climb(
-                    row,
-                    half_stride,
-                    V,
+                    *given,
                     most,
                     _enough(least, lost, scale, alpha, geometric),
-                    tops,
-                    tops_stride,
-                    mean,
-                    first,
                     G + (a * _FINE).to(tl.int64) * total + place,
                     total,
                     True,
@@ -163,15 +158,9 @@ def family_nodes(
                 tl.store(entropies + a * total + place, entropy)
             else:
                 peak, _, _ = climb(
-                    row,
-                    half_stride,
-                    V,
+                    *given,
                     most,
                     _enough(most, lost, scale, alpha, geometric),
-                    tops,
-                    tops_stride,
-                    mean,
-                    first,
                     G_half + ((half * A + a) * _ROUGH).to(tl.int64) * total + place,
                     total,
                     False,

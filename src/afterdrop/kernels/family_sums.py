@@ -22,7 +22,7 @@ _ROUGH = 32.0  # last rung up to which what is lifted in the exponent is fine en
 OF_SAMPLES = ("chosen", "entropies")  # log p of the target, −Σ p log p
 _POWERS = 6
 _LSE = {"BLOCK": 1024, "GROUP": 8, "num_warps": 2}  # of a program that has a row
-_SUMS = {"BLOCK": 512, "num_warps": 2}  # of a program that sums over samples
+_SUMS = {"BLOCK": 512, "num_warps": 2}  # of a program that has a part of the classes
 _NODES = {"TILE": 64, "num_warps": 2, "maxnreg": 112}  # of a program that sums over classes
 
 
@@ -95,7 +95,7 @@ class FamilySums:
         }
 
     def mean_results(self, targets: int, alphas: int = 1) -> dict[str, Tensor]:
-        """Room for what `results` has of each of A alphas; not written for what has no halves."""
+        """Room for what `results` has of each of A alphas; that of halves may stay unwritten."""
         A, N, new = alphas, targets, self.lse.new_empty
         return {
             "G": new(A, self.rungs + 2, N),
@@ -203,8 +203,7 @@ class FamilySums:
             self.classes,
             *logits.stride()[:2],
             parts,
-            BLOCK=_SUMS["BLOCK"],
-            num_warps=2,
+            **_SUMS,
         )
         self._nodes(logits, tops, self._geometric, n, found, first, halves=halves > 1, pairs=True)
 
