@@ -141,6 +141,28 @@ def test_one_half_may_be_sure_and_the_other_know_nothing(sure, device):
         torch.testing.assert_close(found["G"][a].double().cpu(), wanted, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("agreed", [7, 1500, 2052])
+def test_the_class_that_halves_agree_on_may_lie_in_any_part(agreed, device):
+    """Each half has a better one in the first part; a lower reference would let others overflow."""
+    V = 2053
+    logits = torch.zeros(2, V)
+    logits[0, 3] = logits[1, 5] = 40
+    logits[:, agreed] = 39
+    sums = FamilySums((0.0, 0.25), LADDER, V, 1, 2, device)
+    found = sums.results(1)
+    add(sums, logits.to(device), torch.tensor([3]).to(device), found)
+    sums.finish(1, found)
+    assert found["class"].flatten().tolist() == [agreed, agreed]
+    lp = logits.double().log_softmax(-1).view(2, 1, 1, V)
+    for a, alpha in enumerate((0.0, 0.25)):
+        below = log_power_mean(lp, alpha)[0]
+        peak = found["peak"][0, a].double().cpu()
+        torch.testing.assert_close(peak, below.amax(-1), rtol=1e-5, atol=1e-5)
+        below -= below.amax(-1, keepdim=True)
+        wanted = (FINE.view(-1, 1, 1) * below).logsumexp(-1)
+        torch.testing.assert_close(found["G"][a].double().cpu(), wanted, rtol=1e-4, atol=1e-4)
+
+
 def test_samples_may_come_in_parts_of_a_half(device):
     """As where memory is short; two groups of three targets, 1030 classes in two parts."""
     K, V, targets = 6, 1030, torch.tensor([0, 1029, 5]).to(device)

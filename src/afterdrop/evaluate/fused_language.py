@@ -49,7 +49,7 @@ from afterdrop.transfer import Parcel, Post, upload
 
 _ROWS = 2**15  # rows of a product: enough to run at full speed
 _SMALLEST = 2**20  # bytes under which a smaller budget is not tried
-_LOGITS = 2**28  # logits at a time: 512 MiB, for a product at full speed
+_LOGITS = 5 * 2**26  # logits at a time: 640 MiB, for a product at full speed
 _SUMS = 3 * 2**26  # sums of their powers: 768 MiB, for programs enough to fill the processors
 _MEANS = 2**27  # logits of mean features, in float32: 512 MiB, likewise
 
@@ -95,7 +95,7 @@ class FusedLanguageWorker(LanguageWorker):
         windows = max(1, _ROWS // (max(1, len(self.multipliers)) * K))  # of a chunk
         together = min(_SUMS // (12 * width(V)), windows * stream.time * len(self.multipliers))
         most = max(1, min(_LOGITS // (K * len(self.copies.softmax)), together))
-        self.targets_at_once = most // 16 * 16 or most  # so that products have whole tiles
+        self.targets_at_once = most // 32 * 32 or most  # so that products have whole tiles
         # Sums of more targets are finished together, so that their kernel fills the processors.
         self.targets_together = max(1, together // self.targets_at_once) * self.targets_at_once
         self.sums = family_sums(

@@ -173,15 +173,3 @@ def climb(
         log = tl.log2(tl.sum(octaves[octave], 1)) + b * (shift * 2**octave)
         tl.store(out + rungs * total, log * LN2)
     return peak, chosen, entropy
-
-
-@triton.jit
-def largest(row, half_stride, V, BLOCK: tl.constexpr):
-    """The largest sum of both halves."""
-    best = tl.full((BLOCK,), float("-inf"), tl.float32)
-    for start in range(0, V, BLOCK):
-        v = start + tl.arange(0, BLOCK)
-        total = tl.load(row + v, mask=v < V, other=float("-inf"))
-        total += tl.load(row + half_stride + v, mask=v < V, other=float("-inf"))
-        best = tl.maximum(total, best)
-    return tl.max(best, 0)

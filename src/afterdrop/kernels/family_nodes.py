@@ -11,7 +11,7 @@ import triton.language as tl
 
 from afterdrop.family.ladder import EVERY, OCTAVES, STEPS
 from afterdrop.kernels.bases import LN2
-from afterdrop.kernels.family_climb import climb, largest
+from afterdrop.kernels.family_climb import climb
 from afterdrop.kernels.sample_sums import LIFT
 
 _FINE: tl.constexpr = tl.constexpr(OCTAVES * STEPS + 2)  # values of the whole
@@ -37,6 +37,25 @@ def _known(tops, parts, PARTS: tl.constexpr, other):
     """What is kept of the parts of the classes."""
     part = tl.arange(0, PARTS)
     return tl.load(tops + part, mask=part < parts, other=other)
+
+
+@triton.jit
+def _largest_of(row, half_stride, V, part, PART: tl.constexpr):
+    """The largest sum of both halves among a part of the classes."""
+    v = part * PART + tl.arange(0, PART)
+    total = tl.load(row + v, mask=v < V, other=float("-inf"))
+    total += tl.load(row + half_stride + v, mask=v < V, other=float("-inf"))
+    return tl.max(total, 0)
+
+
+@triton.jit
+def _largest(row, half_stride, V, both, parts, PART: tl.constexpr):
+    """The same among all classes; `both` is what their parts have at most."""
+    best = _largest_of(row, half_stride, V, tl.argmax(both, 0), PART)
+    if tl.sum((both > best).to(tl.int32), 0) > 1:  # seldom: another part may have it
+        for part in range(parts):
+            best = tl.maximum(best, _largest_of(row, half_stride, V, part, PART))
+    return best
 
 
 @triton.jit
@@ -122,7 +141,8 @@ def family_nodes(
     # If all classes are as far below the peak, they add 2^-17 at most to the sums of b from here,
     # which is less than what the ladder leaves between its rungs.
     lost = (17 + tl.log2(V.to(tl.float32))) / (64 * tl.load(first))
-    most = tl.max(_known(tops, parts, PARTS, nothing), 0)
+    known = _known(tops, parts, PARTS, nothing)
+    most = tl.max(known, 0)
     given = row, half_stride, V, tops, tops_stride, mean, first
     # Both forms are compiled, and one is run; of pairs there is only one.
     for geometric in tl.static_range(PAIRS, 2):
@@ -133,11 +153,12 @@ def family_nodes(
                     # Both halves' largest sums together are at most twice the largest of the whole,
                     # unless logarithms are summed. That is 1/α too high in log2, which the last
                     # rung must stand.
-                    other = tl.max(_known(tops + tops_stride, parts, PARTS, nothing), 0)
+                    others = _known(tops + tops_stride, parts, PARTS, nothing)
+                    other = tl.max(others, 0)
                     least = tl.maximum(most, other)
                     most += other
                     if geometric or tl.load(first + 7) * 128 * inverse_alpha > 100:
-                        most = largest(row, half_stride, V, BLOCK)
+                        most = _largest(row, half_stride, V, known + others, parts, PART)
                         least = most
                 peak, where, entropy = climb(
                     *given,
