@@ -162,3 +162,16 @@ def test_bad_bins_are_refused():
         calibration_error(torch.rand(3), torch.ones(3).bool(), 0)
     with pytest.raises(MemberError, match="binning='depth'"):
         calibration_error(torch.rand(3), torch.ones(3).bool(), 3, "depth")
+
+
+def test_what_is_infinite_stays_so_at_any_number_of_samples():
+    whole = torch.tensor([1.0, math.inf, 2.0], dtype=torch.float64)
+    halves = torch.tensor([[1.1, math.inf, math.inf], [1.3, math.inf, 2.5]], dtype=torch.float64)
+    values = Values(whole, halves, 10)
+    assert values.at(10).tolist() == [1.0, math.inf, 2.0]
+    torch.testing.assert_close(values.at(5)[0].item(), 1.2)
+    assert values.at(5)[1:].tolist() == [math.inf, math.inf]  # a half calls the last impossible
+    torch.testing.assert_close(values.at(math.inf)[0].item(), 0.8)
+    assert values.at(math.inf)[1:].tolist() == [math.inf, 2.0]
+    found = estimate(values, torch.arange(3), shared=False)
+    assert found.value == found.corrected == found.at(5) == math.inf

@@ -145,7 +145,9 @@ def test_interpolation_is_exact_at_the_nodes_and_for_polynomials():
     torch.testing.assert_close(nodes.weights(some, 4) @ coarse.log() ** 3, some.log() ** 3)
 
 
-@pytest.mark.parametrize("pair", [(0, 1), (1, 1), (2, 1), (-1, 1), (1, math.inf), (math.nan, 1)])
+@pytest.mark.parametrize(
+    "pair", [(0, 1), (1, 1), (2, 1), (-1, 1), (1, math.inf), (math.nan, 1), (0.01, 11)]
+)
 def test_brackets_that_make_no_sense_are_refused(pair):
     with pytest.raises(MemberError, match="temperatures"):
         Nodes(*pair)
@@ -198,3 +200,65 @@ def test_interpolated_fit_reports_the_edge():
     nodes = Nodes(0.5, 2.0, 13, 1.0)
     t, edge = fit_interpolated(torch.stack([nodes.inverse(), -nodes.inverse()]), nodes)
     assert t.tolist() == pytest.approx([2.0, 0.5]) and edge.all()
+
+
+def test_an_impossible_target_has_no_say_in_the_bracket():
+    logits, y = problem(5, scale=4.0)
+    lp, targets = torch.tensor(logits).log_softmax(-1), torch.tensor(y)
+    without = bracket(lp, targets)
+    masked = lp.clone()
+    masked[0, targets[0]] = -math.inf
+    assert bracket(masked, targets) == without == Nodes(0.5, 32.0)
+    lp[:, 1] = -math.inf
+    assert bracket(lp, torch.ones_like(targets)) == Nodes(0.125, 8.0)  # nothing is possible
+
+
+@pytest.mark.parametrize("scale", [0.4, 40.0])
+@pytest.mark.parametrize("targets", [1, 15])
+def test_few_examples_without_mistakes_say_nothing(scale, targets):
+    logits = torch.tensor([[scale, 0.0]]).expand(targets, 2)
+    classes = torch.zeros(targets, dtype=torch.int64)
+    assert bracket(logits.log_softmax(-1), classes) == Nodes(0.125, 8.0)
+    assert bracket(logits.log_softmax(-1).repeat(16, 1), classes.repeat(16)) != Nodes(0.125, 8.0)
+
+
+@pytest.mark.parametrize("margin", [2.0, 6.0, 10.0, 14.0])
+def test_where_all_is_right_the_edge_is_told_whatever_rounding_says(margin):
+    rng = np.random.default_rng(0)
+    logits = torch.tensor(rng.normal(size=(50, 5)), dtype=torch.float32)
+    logits[:, 0] = logits.amax(-1) + margin
+    scores = ad.evaluate(
+        Given(logits), [(torch.arange(50), torch.zeros(50, dtype=torch.int64))], num_samples=2
+    )
+    found = scores.fit(ad.DET)
+    assert found.at_edge and found.member.temperature == pytest.approx(0.125)
+
+
+class Given(torch.nn.Module):
+    """Logits by number of the example, and dropout of zeros as the only site."""
+
+    def __init__(self, logits):
+        super().__init__()
+        self.logits, self.dropout = torch.nn.Parameter(logits), torch.nn.Dropout(0.1)
+
+    def forward(self, numbers):
+        found = self.logits[numbers]
+        return found + self.dropout(torch.zeros_like(found))
+
+
+def test_impossible_targets_have_no_say_in_the_fit():
+    logits, y = problem(5)
+    logits, targets = torch.tensor(logits).float(), torch.tensor(y)
+    data = [(torch.arange(len(y)), targets)]
+    options = {"num_samples": 2, "temperatures": (0.125, 8.0), "grid": ad.Grid((1,), (0, 1))}
+    wanted = ad.evaluate(Given(logits), [(data[0][0][1:], targets[1:])], **options).fit(ad.DET)
+    masked = logits.clone()
+    masked[0, targets[0]] = -math.inf
+    scores = ad.evaluate(Given(masked), data, **options)
+    found = scores.fit(ad.DET)
+    assert found.member.temperature == pytest.approx(wanted.member.temperature, rel=1e-5)
+    assert scores.xe(found.member).value == math.inf
+    everyone = torch.ones(1, len(y), dtype=torch.float64)
+    assert scores.fit_weighted(ad.DET, everyone)[1].item() == math.inf
+    everyone[0, 0] = 0
+    assert math.isfinite(scores.fit_weighted(ad.DET, everyone)[1].item())

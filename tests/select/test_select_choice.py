@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import afterdrop as ad
-from afterdrop.errors import MemberError, SplitError
+from afterdrop.errors import DataError, MemberError, SplitError
 from oracles.zoo import mlp
 
 GRID = ad.Grid((0, 0.5, 1), (0, 0.5, 1))
@@ -177,13 +177,14 @@ def test_checks_can_be_switched_off(scores):
         {"prefer": "fastest"},
         {"num_samples": 0},
         {"num_samples": -3},
+        {"num_samples": 3},  # no predictor has two halves of it
         {"folds": -1},
         {"resamples": -1},
         {"folds": 1},
     ],
 )
 def test_settings_that_make_no_sense_are_refused(scores, options):
-    with pytest.raises(MemberError, match=next(iter(options))):
+    with pytest.raises((MemberError, DataError), match=next(iter(options))):
         ad.select(scores, **options)
 
 
@@ -234,3 +235,103 @@ def test_differences_are_paired_and_antisymmetric(scores):
     assert scores.difference(ad.AMC, ad.AMC).error == 0
     alone = math.hypot(scores.xe(ad.AMC).error, scores.xe(ad.Member(0.5, 1)).error)
     assert scores.difference(ad.AMC, ad.Member(0.5, 1)).error < alone
+
+
+def test_fewer_samples_are_never_promised_to_be_better(scores):
+    for k in (2, 4, 8):
+        for candidate in ad.select(scores, num_samples=k, folds=0, resamples=0).ranking:
+            at_all = scores.xe(candidate.member).value
+            assert candidate.xe >= at_all - 1e-12
+
+
+def test_a_predictor_of_fewer_samples_gets_a_temperature_of_its_own():
+    """Checked by independent masks, whose cost falls as 1/k, against evaluations with k samples."""
+    model, x, y = overconfident(400)
+    grid = ad.Grid((1,), (0, 1))
+    options = {"grid": grid, "masks": "iid", "temperatures": (0.25, 16.0)}
+    many = ad.evaluate(model, [(x, y)], num_samples=64, **options)
+    few = [ad.evaluate(model, [(x, y)], num_samples=8, seed=s, **options) for s in range(1, 7)]
+    own = many.fit(ad.AMC, 8).member.temperature
+    wanted = [scores.fit(ad.AMC).member.temperature for scores in few]
+    assert many.fit(ad.AMC).member.temperature < min(wanted) - 0.1
+    assert min(wanted) * 0.9 < own < max(wanted) * 1.1
+    chosen = ad.select(many, num_samples=8, folds=0, resamples=0)
+    assert any(c.member == ad.AMC.at_temperature(own) for c in chosen.ranking)
+
+
+def test_far_fewer_samples_than_were_evaluated_are_refused():
+    model, x, y = overconfident(20)
+    scores = ad.evaluate(model, [(x, y)], num_samples=22, grid=ad.Grid((1,), (0, 1)))
+    with pytest.raises(MemberError, match="evaluate with num_samples=2, or select for 3 or more"):
+        ad.select(scores, num_samples=2)
+
+
+def test_fewer_evenly_spread_samples_are_said_to_cost_more(scores):
+    assert not ad.select(scores, folds=0, resamples=0).optimistic
+    fewer = ad.select(scores, num_samples=4, folds=0, resamples=0)
+    assert fewer.optimistic
+    sampled = next(c.member for c in fewer.ranking if not c.member.deterministic)
+    said = str(dataclasses.replace(fewer, member=sampled))
+    assert "evaluate with num_samples=4" in said
+    model, x, y = overconfident(20)
+    independent = ad.evaluate(model, [(x, y)], num_samples=8, masks="iid")
+    assert not ad.select(independent, num_samples=4, folds=0, resamples=0).optimistic
+
+
+class Masked(torch.nn.Module):
+    """Some samples call a class impossible: the ones that drop the first unit."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.dropout = inner, torch.nn.Dropout(0.5)
+
+    def forward(self, x):
+        logits = self.inner(x)
+        dropped = self.dropout(torch.ones_like(x[:, :1])) == 0
+        impossible = torch.arange(logits.shape[1]) == 0
+        return logits.masked_fill(dropped & impossible, -math.inf)
+
+
+@pytest.mark.parametrize("prefer", ["best", "cheapest"])
+def test_a_member_that_calls_targets_impossible_is_not_chosen(prefer):
+    model, x, y = overconfident(60)
+    scores = ad.evaluate(Masked(model), [(x, y)], grid=GRID, num_samples=8)
+    impossible = [m for m in scores.members if math.isinf(scores.xe(m).value)]
+    assert impossible and all(m.alpha == 0 for m in impossible)
+    found = ad.select(scores, prefer=prefer)
+    finite = [c.xe for c in found.ranking if math.isfinite(c.xe)]
+    assert [c.xe for c in found.ranking] == finite + [math.inf] * 2 * len(impossible)
+    assert found.member not in impossible and math.isfinite(found.gain.value)
+    assert not any(member in impossible for member, _, _ in found.recurrence)
+    assert found.crossfit is not None and math.isfinite(found.crossfit.value)
+
+
+def test_an_impossible_target_of_the_deterministic_model_is_said():
+    model, x, y = overconfident(60)
+
+    class Sure(Masked):
+        def forward(self, x):
+            logits = self.inner(x)
+            kept = self.dropout(torch.ones_like(x[:, :1])) != 0
+            return logits.masked_fill(kept & (torch.arange(4) == 0), -math.inf)
+
+    y[:10] = 0
+    scores = ad.evaluate(Sure(model), [(x, y)], grid=ad.Grid((0, 1), (0, 1)), num_samples=16)
+    found = ad.select(scores, prefer="cheapest")
+    assert found.member.alpha == 1 and "impossible" in found.headline()
+
+
+def test_without_an_error_only_the_best_is_near_enough():
+    """One example has none; the deterministic model at T = 1 is far behind."""
+    model, x, y = overconfident(1)
+    with torch.no_grad():
+        y = model(x).argmin(-1)
+    scores = ad.evaluate(model, [(x, y)], num_samples=8, grid=GRID)
+    found = ad.select(scores, prefer="cheapest")
+    assert found.member != ad.DET
+    near = scores.xe(found.member).value - found.ranking[0].xe
+    assert near <= 1e-6
+
+
+def test_the_cross_fitted_gain_has_an_error_from_masks(choice):
+    assert choice.crossfit.mc_error > 0

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
-from afterdrop.cli.options import OptionalInt, OptionalPath, OptionalText
+from afterdrop.cli.options import OptionalInt, OptionalPath, OptionalRange, OptionalText
 from afterdrop.cli.resolve import resolve_batches, resolve_model
 from afterdrop.cli.run import is_run, parts_path
 from afterdrop.cli.torchrun import shared_evaluation
@@ -33,6 +33,7 @@ def evaluate(
     alphas: tuple[float, ...] = Grid().alphas,
     multipliers: tuple[float, ...] = Grid().multipliers,
     temper: Literal["mean", "sample"] = "mean",
+    temperatures: OptionalRange = None,
     masks: Literal["lhs", "iid", "antithetic"] = "lhs",
     blocks: int = 2,
     seed: int = 0,
@@ -74,8 +75,10 @@ def evaluate(
         alphas: Powers of the mean, 0 (geometric) to 1 (arithmetic).
         multipliers: Factors on every dropout rate, 0 (deterministic) to 1.
         temper: Where temperatures act: on the averaged distribution or on each sample.
+        temperatures: Lowest and highest temperature that can be asked for; by default around what
+            suits the first batch.
         masks: Latin hypercube halves, independent, or antithetic pairs.
-        blocks: Independent blocks of samples; 16 also gives the curve over K.
+        blocks: Independent blocks of samples; 16 (of 96) also give the curve over K.
         seed: Seed of the masks.
         rates: Attributes that hold rates of masks the model draws itself, as in encoder.dropoute.
         noise: Modules whose random draws are not dropout and stay off.
@@ -94,10 +97,13 @@ def evaluate(
         quiet: No progress bar and no table.
     """
     trained = batches is None and is_run(model)
-    if not trained and (batches is None or out is None):
+    if not trained and batches is None:
         raise DataError(
-            f"{model!r} is no run folder; give one, or MODEL DATA --out RUN with import paths"
+            f"{model!r} is no folder of afterdrop train; give one, or MODEL DATA --out RUN with "
+            "import paths"
         )
+    if not trained and out is None:
+        raise DataError("--out is missing: the folder that gets the scores of your own model")
     if limit is not None and not trained:
         raise DataError(f"limit={limit} cuts the data of a run folder; give fewer batches instead")
     run = Path(model) if out is None else out
@@ -115,6 +121,7 @@ def evaluate(
         rates,
         noise,
         Reader(batch_dim, ignore_index),
+        temperatures,
         memory=None if memory_mib is None else memory_mib * 2**20,
         resume=parts_path(run, split),
         progress=not quiet,

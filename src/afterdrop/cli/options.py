@@ -9,3 +9,6 @@ OptionalPath = Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavio
 OptionalText = Annotated[str | None, tyro.conf.arg(metavar="TEXT", help_behavior_hint="")]
 OptionalInt = Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")]
 OptionalFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")]
+OptionalRange = Annotated[
+    tuple[float, float] | None, tyro.conf.arg(metavar="LOW HIGH", help_behavior_hint="")
+]

@@ -1,13 +1,46 @@
 """Run folders: where things lie in them that only the command line needs."""
 
 from pathlib import Path
+from typing import Any
+
+import torch
+
+from afterdrop.errors import FileError
+from afterdrop.evaluate.fingerprint import fingerprint
+from afterdrop.select.folder import scores_path
+from afterdrop.train import LoadedRun, load_model
+from afterdrop.train.saved import Which
 
 
 def parts_path(run: Path, split: str) -> Path:
     """Finished parts of an evaluation that has not ended."""
-    return run / "scores" / f"{split}.parts"
+    return scores_path(run, split).parent / f"{split}.parts"
 
 
 def is_run(text: str) -> bool:
     """Whether a path is the folder of a training run."""
     return (Path(text) / "config.json").exists()
+
+
+def load_chosen(run: Path, notes: dict[str, Any], device: str | torch.device) -> LoadedRun:
+    """The run with the weights that its member was chosen for: the best or the last.
+
+    Args:
+        run: The run folder.
+        notes: Those of the member.
+        device: Where the model goes.
+    """
+    if not is_run(str(run)):
+        raise FileError(
+            f"{run} holds scores of your own model, which this verb cannot open; for test data: "
+            f"afterdrop evaluate MODEL DATA --out {run} --split test"
+        )
+    either: tuple[Which, ...] = ("best", "last")
+    for which in either:
+        loaded = load_model(run, which, device=device)
+        if fingerprint(loaded.model) == notes["fingerprint"]:
+            return loaded
+    raise FileError(
+        f"the member in {run} was chosen for other weights than the run has now; evaluate and "
+        f"select again: afterdrop evaluate {run} --overwrite && afterdrop select {run}"
+    )

@@ -57,6 +57,8 @@ def select(
         "split": split,
         "fingerprint": protocol.fingerprint,
         "stream": dict(protocol.stream),
+        "rates": protocol.rates,
+        "temperatures": (protocol.low, protocol.high),
         "deterministic_temperature": scores.fit(DET).member.temperature,
     }
     choice.member.save(member_path(run), notes)
@@ -68,9 +70,11 @@ def select(
 def _to_predict(run: Path, notes: dict[str, Any]) -> str:
     """Python lines that open the chosen member; a text needs a predictor that carries its state."""
     member = f"Member.load({str(member_path(run))!r})"
-    if not notes["stream"]:
-        return f"  import afterdrop\n  afterdrop.Predictor(model, afterdrop.{member})"
     samples = notes["num_samples"]
+    if not notes["stream"]:
+        declared = f", rates={notes['rates']!r}" if notes["rates"] else ""
+        options = f"{samples}, {notes['seed']}, masks={notes['masks']!r}{declared}"
+        return f"  import afterdrop\n  afterdrop.Predictor(model, afterdrop.{member}, {options})"
     stream = ", ".join(f"{name}={value!r}" for name, value in notes["stream"].items())
     lines = (
         "from afterdrop import Member",

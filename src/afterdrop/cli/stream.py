@@ -6,13 +6,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from afterdrop.cli.run import load_chosen
 from afterdrop.data import TextSet
 from afterdrop.errors import DataError
 from afterdrop.evaluate.language import StreamSettings
 from afterdrop.models import LanguageModel
 from afterdrop.select.folder import load_choice
 from afterdrop.select.stream import StreamPredictor
-from afterdrop.train import load_model
 from afterdrop.train.device import choose_device
 
 
@@ -39,7 +39,7 @@ def open_stream(
 ) -> Stream:
     """Opens the chosen member of a run as it was evaluated."""
     member, notes = load_choice(run)
-    loaded = load_model(run, device=choose_device(device))
+    loaded = load_chosen(run, notes, choose_device(device))
     text = loaded.load_data(data)
     if not isinstance(loaded.model, LanguageModel) or not isinstance(text, TextSet):
         raise DataError(f"{run} holds a classifier; this verb is for language models")

@@ -8,7 +8,7 @@ import tyro
 from tyro.conf import Positional
 
 from afterdrop.cli.options import OptionalInt, OptionalPath, OptionalText
-from afterdrop.cli.run import parts_path
+from afterdrop.cli.run import load_chosen, parts_path
 from afterdrop.cli.torchrun import shared_evaluation
 from afterdrop.errors import FileError
 from afterdrop.evaluate.evaluate import Settings
@@ -18,7 +18,6 @@ from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel
 from afterdrop.select.folder import load_choice, scores_path
 from afterdrop.select.tables import summary_table
-from afterdrop.train import load_model
 from afterdrop.train.folder import RunFolder
 from afterdrop.trained import evaluate_run
 
@@ -52,6 +51,11 @@ def test(
         quiet: No progress bar.
     """
     member, notes = load_choice(run)
+    if split in ("train", notes["split"]):
+        raise FileError(
+            f"split={split!r} would replace scores that were trained or chosen on; give another, "
+            "such as test"
+        )
     path = scores_path(run, split)
     if path.exists() and not overwrite:
         raise FileError(f"{path} exists: test data were used already; --overwrite does it again")
@@ -59,12 +63,14 @@ def test(
         Grid((member.alpha,), (0.0, member.multiplier), member.temper),
         Plan(num_samples or notes["num_samples"], notes["seed"], notes["masks"]),
         split,
+        # The bracket of the choice: the test data's own need not hold the chosen temperatures.
+        temperatures=tuple(notes["temperatures"]) if "temperatures" in notes else None,
         resume=parts_path(run, split),
         progress=not quiet,
     )
     with shared_evaluation(device, parts_path(run, split)) as (where, ranks):
         settings = dataclasses.replace(settings, ranks=ranks)
-        loaded = load_model(run, device=where)
+        loaded = load_chosen(run, notes, where)
         scores = evaluate_run(loaded, split, settings, notes["stream"], data)
     if not ranks.first:
         return

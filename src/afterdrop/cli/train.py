@@ -85,6 +85,8 @@ def train(
             track=track,
             ranks=ranks,
         )
+    if result.reason == "SIGINT":
+        raise KeyboardInterrupt  # what comes after `train &&` must not begin
     if not speaks():
         return
     if quiet:

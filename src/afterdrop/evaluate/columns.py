@@ -6,22 +6,26 @@ and `SampleColumn` (on each sample before averaging).
 """
 
 import dataclasses
+import math
 
 import torch
 from torch import Tensor
 
 from afterdrop.errors import ScoresError
 from afterdrop.family.estimates import Values, cluster_sums
-from afterdrop.family.temperature import COARSE, Nodes, fit_interpolated, fit_temperature
+from afterdrop.family.temperature import COARSE, SPAN, Nodes, fit_interpolated, fit_temperature
 
 
 def within(temperature: float, nodes: Nodes) -> Tensor:
     """The inverse of a temperature, which must lie within the bracket of the nodes."""
     low, high = nodes.low, nodes.high
     if not low * (1 - 1e-9) <= temperature <= high * (1 + 1e-9):
+        remedy = "temperatures=(low, high) that contain it"
+        if nodes.reach == 1:  # tempered samples, kept around the middle of the bracket
+            remedy = f"temperatures=({temperature / SPAN:g}, {temperature * SPAN:g})"
         raise ScoresError(
             f"temperature={temperature:g} lies outside the bracket {low:g} to {high:g} of these "
-            "Scores; evaluate again with temperatures=(low, high) that contain it"
+            f"Scores; evaluate again with {remedy}"
         )
     return torch.tensor(1.0 / temperature, dtype=torch.float64)
 
@@ -89,23 +93,38 @@ class MeanColumn:
         b = within(temperature, self.nodes)
         value = self._partition(b)
         step = 1e-3
-        ahead, behind = (self._partition(b * torch.exp(torch.tensor(x))) for x in (step, -step))
+        ahead, behind = (self._partition(b * math.exp(x)) for x in (step, -step))
         return value - (ahead - behind) / (2 * step)
 
     def predicted(self, temperature: float) -> Tensor:
         """The predicted class, the same at every temperature."""
         return self.top
 
-    def fit(self, clusters: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """For each row of weights [R, G] over examples: best temperature, XE there, if at edge."""
-        sizes = cluster_sums(torch.ones_like(self.target), clusters)
-        total = (weights @ sizes).unsqueeze(-1)
-        sums = cluster_sums(self.partition.double(), clusters)
-        below = cluster_sums((self.target - self.peak).clamp_min(-1e30), clusters)
-        values, targets = (weights @ sums.t()) / total, (weights @ below) / total.squeeze(-1)
-        temperature, edge = fit_temperature(values, targets, self.nodes)
+    def fit(self, clusters: Tensor, weights: Tensor, k: float) -> tuple[Tensor, Tensor, Tensor]:
+        """For each row of weights [R, G] over examples: best temperature, XE there, if at edge.
+
+        At `k` samples. Impossible targets have no say in the temperature; XE is infinite with them.
+        """
+        possible = (self.target - self.peak).isfinite()
+        total = (weights @ cluster_sums(possible.double(), clusters)).clamp_min(1.0)
+        sums = cluster_sums(self.partition.double() * possible, clusters)
+        below = cluster_sums((self.target - self.peak).where(possible, 0.0), clusters)
+        values, targets = (weights @ sums.t()) / total.unsqueeze(-1), (weights @ below) / total
+        if self.half is None or k == self.num_samples:
+            temperature, edge = fit_temperature(values, targets, self.nodes)
+        else:  # XE need not be convex
+            inverse, ratio = self.nodes.inverse(), self.num_samples / k
+            more = self.half[:, :-1].double().mean(0).nan_to_num(0.0, 0.0, 0.0) * possible
+            more = (weights @ cluster_sums(more, clusters).t()) / total.unsqueeze(-1)
+            more = more.clamp_min(0.0) if ratio > 1 else more  # fewer samples are never better
+            values = values + (ratio - 1) * more @ self.nodes.weights(inverse, COARSE).t()
+            temperature, edge = fit_interpolated(
+                values - inverse * targets.unsqueeze(-1), self.nodes
+            )
         b = 1 / temperature
-        return temperature, (self.nodes.weights(b) * values).sum(-1) - b * targets, edge
+        found = (self.nodes.weights(b) * values).sum(-1) - b * targets
+        impossible = weights @ cluster_sums((~possible).double(), clusters) > 0
+        return temperature, found.masked_fill(impossible, math.inf), edge
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,11 +178,16 @@ class SampleColumn:
         gap = self.nodes.inverse().log() + torch.tensor(temperature, dtype=torch.float64).log()
         return self.tops[int(gap.abs().argmin())]
 
-    def fit(self, clusters: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def fit(self, clusters: Tensor, weights: Tensor, k: float) -> tuple[Tensor, Tensor, Tensor]:
         """For each row of weights [R, G] over examples: best temperature, XE there, if at edge."""
         sizes = cluster_sums(torch.ones_like(self.at_nodes[0]), clusters)
-        sums = cluster_sums(self.at_nodes, clusters)
-        means = (weights @ sums.t()) / (weights @ sizes).unsqueeze(-1)
+        sums = cluster_sums(self.at_nodes.clamp_max(1e30), clusters)
+        total = (weights @ sizes).unsqueeze(-1)
+        means = (weights @ sums.t()) / total
+        if self.half is not None and k != self.num_samples:
+            ratio, more = self.num_samples / k, self.half.double().mean(0).nan_to_num(0.0, 0.0, 0.0)
+            more = (weights @ cluster_sums(more, clusters).t()) / total
+            means = means + (ratio - 1) * (more.clamp_min(0.0) if ratio > 1 else more)
         temperature, edge = fit_interpolated(means, self.nodes)
         return temperature, (self.nodes.weights(1 / temperature) * means).sum(-1), edge
 

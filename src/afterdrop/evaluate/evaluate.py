@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from afterdrop.errors import AfterdropError, DataError, MemberError
@@ -241,6 +241,21 @@ def _dry_run(model: nn.Module, first: Batch, settings: Settings) -> Sites | None
         return dry_run(first.size)
 
 
+def _refuse_probabilities(logits: Tensor) -> None:
+    """Refuses outputs that are no logits: rows of positive numbers that all sum to 1."""
+    sums = logits.double().sum(-1)
+    if len(logits) and bool((logits >= 0).all()) and bool(((sums - 1).abs() < 1e-3).all()):
+        raise DataError(
+            "the model gives probabilities (no row has a negative number, and each sums to 1); "
+            "give logits, or their logarithms, which serve as well"
+        )
+
+
+def _shared(sites: Sites, settings: Settings) -> bool:
+    """Whether examples share masks, as windows of a text do where these live as long as it."""
+    return sites.shared or dict(settings.stream).get("lifetime") == "stream"
+
+
 def _protocol(model: nn.Module, first: Batch, settings: Settings, sites: Sites | None) -> Protocol:
     reader = settings.reader
     logits = reader.logits(call(model, fresh(first, reader)), first.host, 1)[0]
@@ -248,6 +263,7 @@ def _protocol(model: nn.Module, first: Batch, settings: Settings, sites: Sites |
     if classes < 2:
         raise DataError(f"the model gives {classes} logit per target; give at least 2 classes")
     reader.check_classes(first.host, classes, 0)
+    _refuse_probabilities(logits)
     targets = first.targets.flatten()[reader.counts(first.targets)]
     if settings.temperatures is None:
         some = max(1, 2**21 // classes)  # enough to tell the scale
@@ -263,7 +279,7 @@ def _protocol(model: nn.Module, first: Batch, settings: Settings, sites: Sites |
         num_classes=classes,
         fingerprint=fingerprint(model),
         batched=sites.batched if sites else True,
-        shared=sites.shared if sites else False,
+        shared=_shared(sites, settings) if sites else False,
         sites=tuple((s.name, s.op, s.rate, s.calls) for s in sites) if sites else (),
         off=sites.off if sites else (),
         rates=settings.rates,

@@ -14,7 +14,7 @@ from typing import Any
 
 from torch import Tensor
 
-from afterdrop.errors import FileError
+from afterdrop.errors import FileError, ScoresError
 from afterdrop.evaluate.collected import Collected
 from afterdrop.evaluate.passes import Batch
 from afterdrop.evaluate.pipeline import Pieces
@@ -142,10 +142,13 @@ class Parts:
             results, note = read_tensors(path)
             if "digests" not in note or "numbers" not in note:
                 raise FileError(f"{path} is no part of an evaluation; remove {self.folder}")
-            self.protocol.require_same(
-                Protocol.from_json(note["protocol"]),
-                f"this evaluation and the parts in {self.folder}",
-            )
+            try:
+                self.protocol.require_same(
+                    Protocol.from_json(note["protocol"]),
+                    f"this evaluation and the parts in {self.folder}",
+                )
+            except ScoresError as error:
+                raise ScoresError(f"{error}; or remove that folder, to begin anew") from None
             if note["first_example"] != self.first_example:
                 raise FileError(
                     f"the parts in {self.folder} start at first_example={note['first_example']}, "

@@ -63,7 +63,7 @@ class Scores:
         self.protocol = protocol
         self.tensors = dict(tensors)
         self._columns: dict[Member, Column] = {}
-        self._fits: dict[Member, Fit] = {}
+        self._fits: dict[tuple[Member, float], Fit] = {}
         self._xe: dict[Member, Estimate] = {}
 
     # What the scores are about
@@ -146,18 +146,26 @@ class Scores:
         """
         return self._estimate(self.values(member).minus(self.values(other), k))
 
-    def fit(self, member: Member) -> Fit:
-        """The member at the temperature that minimises its cross entropy at K samples."""
-        base = member.at_temperature(1.0)
-        if base not in self._fits:
-            everyone = torch.ones(1, int(self.clusters.max()) + 1, dtype=torch.float64)
-            temperature, _, edge = self.fit_weighted(member, everyone)
-            self._fits[base] = Fit(base.at_temperature(temperature.item()), bool(edge.item()))
-        return self._fits[base]
+    def fit(self, member: Member, num_samples: float | None = None) -> Fit:
+        """The member at the temperature that minimises its cross entropy at so many samples.
 
-    def fit_weighted(self, member: Member, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        Args:
+            member: At any temperature.
+            num_samples: Of the predictor; by default K. Fewer samples want a higher temperature.
+        """
+        base, k = member.at_temperature(1.0), num_samples or self.num_samples
+        if (base, k) not in self._fits:
+            everyone = torch.ones(1, int(self.clusters.max()) + 1, dtype=torch.float64)
+            temperature, _, edge = self.fit_weighted(member, everyone, k)
+            self._fits[base, k] = Fit(base.at_temperature(temperature.item()), bool(edge.item()))
+        return self._fits[base, k]
+
+    def fit_weighted(
+        self, member: Member, weights: Tensor, num_samples: float | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Fits for rows of weights [R, examples] (bootstrap, folds): temperature, XE, at edge."""
-        return self._column(member, fit=True).fit(self.clusters, weights)
+        k = num_samples or self.num_samples
+        return self._column(member, fit=True).fit(self.clusters, weights, k)
 
     def curve(self, member: Member) -> list[tuple[int, Estimate]]:
         """XE at T = 1 over the number of samples, from merged independent blocks.

@@ -17,6 +17,7 @@ The XE of a K-sample mean is biased upwards by about c/K, which more data does n
 import dataclasses
 import math
 
+import torch
 from torch import Tensor
 
 from afterdrop.errors import MemberError
@@ -54,7 +55,7 @@ class Estimate:
 
     def at(self, k: float) -> float:
         """What a predictor with `k` samples would deliver."""
-        if self.num_samples == 0 or k == self.num_samples:
+        if self.num_samples == 0 or k == self.num_samples or math.isinf(self.value):
             return self.value
         return self.corrected + (self.value - self.corrected) * self.num_samples / _positive(k)
 
@@ -81,16 +82,18 @@ class Values:
 
     def at(self, k: float | None) -> Tensor:
         """[N] values that `k` samples would deliver; None for K itself, inf for no bias."""
-        if self.halves is None or k is None:
+        if self.halves is None or k is None or k == self.num_samples:
             return self.whole
-        ratio = self.num_samples / _positive(k)
-        return self.whole * (2 - ratio) + self.halves.mean(0) * (ratio - 1)
+        ratio, halves = self.num_samples / _positive(k), self.halves.mean(0)
+        found = self.whole * (2 - ratio) + halves * (ratio - 1)
+        # What is infinite follows no such law: more samples have what all have, fewer what halves.
+        return torch.where(found.isfinite(), found, halves if ratio > 1 else self.whole)
 
     def moved(self, k: float | None) -> "Values":
         """The same mask samples seen as forecasts for `k` samples: whole, halves and number."""
-        if self.halves is None or k is None:
+        if self.halves is None or k is None or k == self.num_samples:
             return self
-        spread = self.halves - self.halves.mean(0)
+        spread = (self.halves - self.halves.mean(0)).nan_to_num(0.0, 0.0, 0.0)  # of infinite ones
         number = self.num_samples if math.isinf(k) else k
         return Values(self.at(k), self.at(k / 2) + spread, number)
 

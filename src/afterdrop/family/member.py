@@ -43,7 +43,7 @@ def check_alpha(value: Any, *, bounded: bool = True) -> float:
     if bounded and not 0 <= alpha <= 1:
         raise MemberError(
             f"alpha={alpha:g} lies outside [0, 1], where dropout training bounds the model; "
-            "use 0 (geometric) to 1 (arithmetic), or bounded=False to give up the bound"
+            "use 0 (geometric) to 1 (arithmetic)"
         )
     if not math.isfinite(alpha):
         raise MemberError(f"alpha={alpha} must be finite")

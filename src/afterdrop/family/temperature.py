@@ -26,6 +26,8 @@ from afterdrop.family.exponential import exp_times
 NODES = 41
 COARSE = 4  # every COARSE-th node also serves the differences of the halves
 SPAN = 8.0  # the bracket of temperatures reaches from center/SPAN to center*SPAN
+WIDEST = 1000.0  # high/low up to which the nodes are near enough: XE within 5e-5
+_ROUNDING = 1e-7  # of a mean XE from float32 nodes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +56,11 @@ class Nodes:
         if not 0 < self.low < self.high < math.inf:
             raise MemberError(
                 f"temperatures=({self.low:g}, {self.high:g}) must satisfy 0 < low < high"
+            )
+        if self.high > WIDEST * self.low:
+            raise MemberError(
+                f"temperatures=({self.low:g}, {self.high:g}) are too far apart to be exact in "
+                f"between; give a high of at most {WIDEST:g} times the low"
             )
 
     def inverse(self, step: int = 1) -> Tensor:
@@ -157,12 +164,12 @@ def bracket(log_probs: Tensor, targets: Tensor) -> Nodes:
     exponents = range(-6, 7)
     at_target = log_probs.gather(-1, targets.unsqueeze(-1)).squeeze(-1).double()
     G, peak = partitions(log_probs, torch.tensor([4.0**-j for j in exponents]))
-    below = (peak.double() - at_target).clamp_max(1e30)
+    below = peak.double() - at_target
+    possible = below.isfinite()  # what is impossible is so at every temperature
+    G, below = G[:, possible].double(), below[possible]
     if not bool((below > 0).any()):
         return _around(_margin_scale(log_probs))
-    costs = [
-        (G[i].double() + 4.0**-j * below).sum().item() + 2 * j * j for i, j in enumerate(exponents)
-    ]
+    costs = [(G[i] + 4.0**-j * below).sum().item() + 2 * j * j for i, j in enumerate(exponents)]
     return _around(4.0 ** exponents[costs.index(min(costs))])
 
 
@@ -171,12 +178,16 @@ def _around(center: float) -> Nodes:
 
 
 def _margin_scale(log_probs: Tensor) -> float:
-    """1 if the best class mostly leads by 1 to 16 nats, else the power of 4 that makes it so."""
+    """1 if the best class mostly leads by 1 to 16 nats, else the power of 4 that makes it so.
+
+    A few examples may lead by nearly anything.
+    """
     if not log_probs.numel():
         return 1.0
+    least, most = (1, 16) if len(log_probs) >= 16 else (1 / 64, 1024)
     first, second = log_probs.double().topk(2, -1).values.unbind(-1)
     margin = (first - second).median().item()
-    if 1 <= margin <= 16 or not 0 < margin < math.inf:
+    if least <= margin <= most or not 0 < margin < math.inf:
         return 1.0
     return 4.0 ** round(math.log(margin / 4.0, 4.0))
 
@@ -193,7 +204,8 @@ def fit_temperature(values: Tensor, targets: Tensor, nodes: Nodes) -> tuple[Tens
         nodes: The nodes.
 
     Returns:
-        Temperatures [R], and whether each lies at the edge of the bracket (the optimum is beyond).
+        Temperatures [R], and whether each lies at the edge of the bracket (the optimum is beyond,
+        or XE there is the same but for rounding).
     """
     low = torch.full_like(targets, math.log(1 / nodes.high), dtype=torch.float64)
     high = torch.full_like(low, math.log(1 / nodes.low))
@@ -205,12 +217,16 @@ def fit_temperature(values: Tensor, targets: Tensor, nodes: Nodes) -> tuple[Tens
         behind = (nodes.weights((s - step).exp()) * values).sum(-1)
         return (ahead - behind) / (2 * step) - s.exp() * targets
 
-    rising, falling = slope(low) >= 0, slope(high) <= 0
+    def xe(s: Tensor) -> Tensor:
+        return (nodes.weights(s.exp()) * values).sum(-1) - s.exp() * targets
+
     for _ in range(40):  # of a bracket of at most 10 in s: to 1e-11
         middle = (low + high) / 2
         up = slope(middle) > 0
         low, high = torch.where(up, low, middle), torch.where(up, middle, high)
-    s = torch.where(rising, ends[0], torch.where(falling, ends[1], (low + high) / 2))
+    s = (low + high) / 2
+    rising, falling = (xe(end) <= xe(s) + _ROUNDING for end in ends)
+    s = torch.where(rising, ends[0], torch.where(falling, ends[1], s))
     return (-s).exp(), rising | falling
 
 
@@ -224,7 +240,7 @@ def fit_interpolated(values: Tensor, nodes: Nodes) -> tuple[Tensor, Tensor]:
     Returns:
         Temperatures [R], and whether each lies at the edge of the bracket.
     """
-    ends = math.log(1 / nodes.high), math.log(nodes.reach / nodes.low)
+    ends = math.log(1 / nodes.high), math.log(1 / nodes.low)
     starts = torch.linspace(*ends, 257, dtype=torch.float64)
     best = (values @ nodes.weights(starts.exp()).t()).argmin(-1)
     step = float(starts[1] - starts[0])

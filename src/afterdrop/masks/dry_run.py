@@ -186,6 +186,13 @@ class DryRun:
         for output in self._at_rate_zero(control):
             if close(output, expected):
                 continue
+            if output.shape != expected.shape:
+                raise SiteError(
+                    "with every dropout rate at 0 the model gives logits of shape "
+                    f"{tuple(output.shape)}, model.eval() of {tuple(expected.shape)}: a module "
+                    "called DropPath or StochasticDepth changes more than it drops, or something "
+                    "else changes in training; rename it, or keep its module in eval mode (noise=)"
+                )
             raw = sorted({str(v.place) for v in control.visits if v.raw})
             hint = f" Undeclared masks may be in: {', '.join(raw)}." if raw else ""
             raise SiteError(

@@ -21,6 +21,11 @@ def output_tensor(output: Any) -> Tensor:
     logits = getattr(output, "logits", None) if logits is None else logits
     if not isinstance(logits, Tensor):
         found = [tensor for tensor in tensors(output) if tensor.is_floating_point()]
+        if isinstance(output, Mapping) and len(found) > 1:
+            raise DataError(
+                f"the model returned {type(output).__name__} with the keys "
+                f"{', '.join(map(repr, output))}; name its logits 'logits'"
+            )
         logits = found[0] if found else None
     if logits is None or logits.dim() == 0:
         what = "no logits" if logits is None else "a single number where logits should be"

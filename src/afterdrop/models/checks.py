@@ -57,7 +57,7 @@ def check_sizes(name: str, values: object, *, least: int = 1) -> None:
     if isinstance(values, str) or not isinstance(values, Sequence) or len(values) < least:
         raise ModelError(
             f"{name} is {values!r}; it takes a sequence of at least {least} sizes, one a layer. "
-            "Give a tuple such as (650, 650)."
+            "Give a list such as [650, 650]."
         )
     for index, value in enumerate(values):
         check_size(f"{name}[{index}]", value)

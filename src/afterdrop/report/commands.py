@@ -8,8 +8,11 @@ from afterdrop import recipes
 from afterdrop.data import names as data_names
 from afterdrop.evaluate.protocol import Protocol
 from afterdrop.family.member import Grid
+from afterdrop.family.temperature import SPAN
 from afterdrop.report.run import Run
 from afterdrop.train.config import TrainConfig
+
+_LISTS = ("alphas", "multipliers", "temperatures")  # options of several numbers
 
 
 def repeat_commands(run: Run) -> list[str]:
@@ -85,6 +88,7 @@ def _evaluate(protocol: Protocol, path: str, *, trained: bool) -> str:
         "alphas": _words(grid.alphas),
         "multipliers": _words(grid.multipliers),
         "temper": grid.temper,
+        "temperatures": _words((protocol.low, protocol.high)),
         "masks": plan.scheme,
         "blocks": plan.blocks,
         "seed": plan.seed,
@@ -96,13 +100,14 @@ def _evaluate(protocol: Protocol, path: str, *, trained: bool) -> str:
     defaults: dict[str, Any] = {
         "split": "valid",
         "temper": "mean",
+        "temperatures": _words((1 / SPAN, SPAN)),  # what nearly every first batch suits
         "masks": "lhs",
         "blocks": 2,
         "seed": 0,
     }
     defaults |= {"alphas": _words(Grid().alphas), "multipliers": _words(Grid().multipliers)}
     shown = [
-        f"--{name} {value if name in ('alphas', 'multipliers') else shlex.quote(str(value))}"
+        f"--{name} {value if name in _LISTS else shlex.quote(str(value))}"
         for name, value in options.items()
         if value is not None and value != defaults.get(name)
     ]

@@ -81,7 +81,7 @@ def find_outcome(run: Run, *, checks: bool = True) -> Outcome | None:
     test_gain = None
     if run.test is not None:
         try:
-            test_gain = run.test.difference(DET, member)
+            test_gain = run.test.difference(DET, member, num_samples)
         except AfterdropError as error:
             run.missing.append(f"the test scores do not hold the chosen member: {error}")
     tempered = scores.fit(DET).member

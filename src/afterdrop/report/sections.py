@@ -257,7 +257,8 @@ def samples_section(scores: Scores, chosen: Member | None) -> Section:
     )
     if scores.protocol.plan.blocks < 4:
         section.paragraphs.append(
-            "These scores hold two points; evaluate with --blocks 16 for a curve of five."
+            "These scores hold two points; evaluate with --num-samples 96 --blocks 16 for a curve "
+            "of five."
         )
     return section
 

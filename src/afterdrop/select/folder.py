@@ -10,6 +10,8 @@ from afterdrop.family.member import Member
 
 def scores_path(run: Path, split: str) -> Path:
     """The scores of a split."""
+    if not split.strip() or Path(split).name != split:
+        raise FileError(f"split={split!r} names a file in the run folder; use a plain word")
     return run / "scores" / f"{split}.safetensors"
 
 

@@ -18,8 +18,12 @@ from afterdrop.errors import MemberError, SplitError
 from afterdrop.evaluate.scores import Scores
 from afterdrop.family.estimates import Estimate, Values, cluster_sums, estimate
 from afterdrop.family.member import DET, Member
+from afterdrop.masks.uniforms import Plan
 
 Prefer = Literal["best", "cheapest"]
+_ROUNDING = 1e-6  # of a mean XE
+_FEWEST = 10  # the samples of the scores divided by those of the predictor, at most
+_WORST = 1e30  # what an infinite XE counts as in sums over some examples
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,10 +54,12 @@ class Selection:
         ranking: All candidates, best first.
         gain: Paired gain over the deterministic model at T = 1, on the data that chose.
         temperature_share: Share of that gain which the deterministic model gets from temperature.
-        crossfit: Gain of choosing on some folds, measured on the others; None without folds.
-        recurrence: Share of bootstrap resamples that choose (alpha, multiplier, tuned or not).
+        crossfit: Gain of taking the best of some folds, measured on the others; None without folds.
+        recurrence: Share of bootstrap resamples whose best is (alpha, multiplier, tuned or not).
         num_samples: Samples of the predictor.
         prefer: "best" or "cheapest".
+        optimistic: Whether so few samples cost more than is said here: those that were evaluated
+            are evenly spread (Latin hypercube, antithetic), fewer are less so.
     """
 
     member: Member
@@ -64,17 +70,23 @@ class Selection:
     recurrence: tuple[tuple[Member, bool, float], ...]
     num_samples: int
     prefer: Prefer
+    optimistic: bool = False
 
     def headline(self) -> str:
         """What was gained over deterministic evaluation, and what temperature alone gives."""
         if self.member == DET:
             return "Nothing gained: deterministic evaluation at T = 1 is chosen."
+        if math.isinf(self.gain.value):
+            return (
+                "Deterministic evaluation at T = 1 calls a target impossible; the choice does not."
+            )
         text = (
             f"Gained {self.gain.value:.4f} ± {self.gain.error:.4f} nats over deterministic "
             "evaluation at T = 1"
         )
         if self.crossfit is not None:
-            text += f" ({self.crossfit.value:.4f} ± {self.crossfit.error:.4f} cross-fitted)"
+            text += f" ({self.crossfit.value:.4f} ± {self.crossfit.error:.4f} cross-fitted"
+            text += ")" if self.prefer == "best" else ", taking the best)"
         if self.gain.value > 0:
             text += f"; temperature alone gives {100 * self.temperature_share:.0f} % of it"
         return text + "."
@@ -97,10 +109,16 @@ class Selection:
                 f"{candidate.difference.value:>10.4f}{candidate.difference.error:>9.4f}{edge}"
             )
         if self.recurrence:
-            lines += ["", "How often resampled examples choose:"]
+            lines += ["", "How often resampled examples have as their best:"]
             for member, tuned, share in self.recurrence[:4]:
                 name = str(member).rsplit(", T =", 1)[0]
                 lines.append(f"  {100 * share:4.0f} %  {name}, T {'fitted' if tuned else '= 1'}")
+        if self.optimistic and not self.member.deterministic:
+            lines += [
+                "",
+                f"{self.num_samples} samples are fewer than were evaluated and may cost more than "
+                f"this says; to know, evaluate with num_samples={self.num_samples}.",
+            ]
         return "\n".join(lines)
 
 
@@ -118,7 +136,8 @@ def select(
     Args:
         scores: Of validation data; scores of the split "test" are refused.
         num_samples: Samples of the predictor that will be used; by default those of the scores.
-            Fewer samples cost more cross entropy, which is part of the comparison.
+            Fewer samples cost more cross entropy and want a higher temperature, which is part of
+            the comparison.
         prefer: "best", or "cheapest": the cheapest within one standard error of the best, where
             deterministic at T = 1 is cheaper than tempered, and that than any sampling.
         folds: Folds of examples for the cross-fitted gain; 0 for none.
@@ -130,6 +149,7 @@ def select(
 
     Raises:
         SplitError: If the scores are of test data.
+        MemberError: If `num_samples` are less than a tenth of those of the scores.
 
     Example:
         >>> import afterdrop as ad
@@ -149,8 +169,13 @@ def select(
     if prefer not in ("best", "cheapest"):
         raise MemberError(f"prefer={prefer!r} must be 'best' or 'cheapest'")
     k = scores.num_samples if num_samples is None else num_samples
-    if k < 1:
-        raise MemberError(f"num_samples={k} must be at least 1")
+    Plan(k)  # refuses what no predictor can have
+    if k * _FEWEST < scores.num_samples:
+        raise MemberError(
+            f"num_samples={k}: what so few deliver cannot be told from scores of "
+            f"{scores.num_samples}; evaluate with num_samples={k}, or select for "
+            f"{-(-scores.num_samples // _FEWEST)} or more"
+        )
     if folds == 1 or folds < 0:
         raise MemberError(f"folds={folds} must be 0 (no cross-fitting) or at least 2")
     if resamples < 0:
@@ -158,13 +183,13 @@ def select(
     # Too few examples for folds: say nothing rather than something wrong.
     groups = int(scores.clusters.max()) + 1
     folds = min(folds, groups) if groups >= 4 else 0
-    fits = [scores.fit(member) for member in scores.members]
+    fits = [scores.fit(member, k) for member in scores.members]
     drawn: list[tuple[Member, bool, bool]] = [(m, False, False) for m in scores.members]
     drawn += [(fit.member, True, fit.at_edge) for fit in fits]
     ranking = _rank(scores, drawn, k)
     member = _choose(ranking, prefer)
     plain = scores.values(DET)
-    gain = _estimate(scores, plain.minus(scores.values(member), k))
+    gain = _estimate(scores, plain.minus(_forecast(scores, member, k)))
     tempered = scores.values(fits[0].member).whole
     saved = (plain.whole - tempered).mean().item()
     generator = torch.Generator().manual_seed(seed)
@@ -177,6 +202,7 @@ def select(
         _bootstrap(scores, k, resamples, generator) if resamples else (),
         k,
         prefer,
+        k < scores.num_samples and scores.protocol.plan.scheme != "iid",
     )
 
 
@@ -184,13 +210,23 @@ def _estimate(scores: Scores, values: Values) -> Estimate:
     return estimate(values, scores.clusters, shared=scores.protocol.shared)
 
 
+def _forecast(scores: Scores, member: Member, k: int) -> Values:
+    """What `k` samples would deliver: fewer never something better, whatever noise says."""
+    values = scores.values(member)
+    found = values.moved(k)
+    if k >= values.num_samples or not found.whole.mean() < values.whole.mean():
+        return found
+    assert found.halves is not None
+    return Values(values.whole, values.whole + found.halves - found.halves.mean(0), k)
+
+
 def _rank(scores: Scores, drawn: list[tuple[Member, bool, bool]], k: int) -> tuple[Candidate, ...]:
-    values = [scores.values(member) for member, _, _ in drawn]
-    means = [v.at(k).mean().item() for v in values]
+    values = [_forecast(scores, member, k) for member, _, _ in drawn]
+    means = [v.whole.mean().item() for v in values]
     order = sorted(range(len(drawn)), key=means.__getitem__)
     best = values[order[0]]
     return tuple(
-        Candidate(drawn[i][0], means[i], _estimate(scores, values[i].minus(best, k)), *drawn[i][1:])
+        Candidate(drawn[i][0], means[i], _estimate(scores, values[i].minus(best)), *drawn[i][1:])
         for i in order
     )
 
@@ -198,8 +234,13 @@ def _rank(scores: Scores, drawn: list[tuple[Member, bool, bool]], k: int) -> tup
 def _choose(ranking: tuple[Candidate, ...], prefer: Prefer) -> Member:
     if prefer == "best":
         return ranking[0].member
-    near = [c for c in ranking if not c.difference.value > c.difference.error]
+    near = [c for c in ranking if not c.difference.value > _margin(c.difference)]
     return min(near, key=lambda c: (not c.member.deterministic, c.tuned)).member
+
+
+def _margin(difference: Estimate) -> float:
+    """By how much a candidate may be worse than the best: an error, if there is one."""
+    return max(_ROUNDING, 0.0 if math.isnan(difference.error) else difference.error)
 
 
 def _crossfit(scores: Scores, k: int, folds: int, generator: torch.Generator) -> Estimate:
@@ -209,18 +250,24 @@ def _crossfit(scores: Scores, k: int, folds: int, generator: torch.Generator) ->
     fold = torch.randperm(groups, generator=generator) % folds
     inside = torch.stack([fold != f for f in range(folds)]).double()
     best = torch.full((folds,), math.inf, dtype=torch.float64)
-    chosen = torch.zeros(folds, len(clusters), dtype=torch.float64)
+    chosen = torch.zeros(folds, 3, len(clusters), dtype=torch.float64)  # all samples, then halves
+    number, halved = 0.0, True
     for member in scores.members:
-        temperatures = scores.fit_weighted(member, inside)[0].tolist()
+        temperatures = scores.fit_weighted(member, inside, k)[0].tolist()
         for f in range(folds):
             for temperature in (1.0, temperatures[f]):
-                xe = scores.values(member.at_temperature(temperature)).at(k)
+                values = _forecast(scores, member.at_temperature(temperature), k)
+                xe = values.whole.clamp_max(_WORST)
                 seen = (cluster_sums(xe, clusters) @ inside[f]).item()
                 if seen < best[f]:
-                    best[f], chosen[f] = seen, xe
-    plain = scores.values(DET).whole
-    gains = plain - chosen.gather(0, fold[clusters].unsqueeze(0)).squeeze(0)
-    return _estimate(scores, Values(gains, None, 0))
+                    best[f], chosen[f] = seen, values.whole
+                    number = max(number, values.num_samples)
+                    if values.halves is not None:
+                        chosen[f, 1:] = values.halves
+                    halved &= values.halves is not None or values.num_samples == 0
+    own = fold[clusters].expand(1, 3, -1)
+    gains = scores.values(DET).whole - chosen.gather(0, own).squeeze(0)
+    return _estimate(scores, Values(gains[0], gains[1:] if halved else None, number))
 
 
 def _bootstrap(
@@ -237,10 +284,9 @@ def _bootstrap(
     rows: list[Tensor] = []
     names: list[tuple[Member, bool]] = []
     for member in scores.members:
-        values = scores.values(member)
-        rows.append(weights @ cluster_sums(values.at(k), clusters) / totals)
-        bias = (values.at(k) - values.whole).mean()  # of k samples against K: hardly resample-bound
-        rows.append(scores.fit_weighted(member, weights)[1] + bias)
+        values = _forecast(scores, member, k).whole.clamp_max(_WORST)
+        rows.append(weights @ cluster_sums(values, clusters) / totals)
+        rows.append(scores.fit_weighted(member, weights, k)[1])
         names += [(member, False), (member, True)]
     wins = torch.stack(rows).argmin(0).bincount(minlength=len(rows)).double() / resamples
     order = wins.argsort(descending=True, stable=True)

@@ -117,13 +117,16 @@ class RunSource:
         scores = self.scores[split]
         try:
             found = scores.xe(member)
-        except ScoresError:
+        except ScoresError as error:
             grid = scores.protocol.grid
-            table.miss(
-                f"{self.name} has {split} Scores of alphas {_listed(grid.alphas)} and multipliers "
-                f"{_listed(grid.multipliers)} only; for the rest: "
-                f"{self.command(split, more=' --overwrite')}"
-            )
+            again = self.command(split, more=" --overwrite")
+            if member.at_temperature(1.0) in scores.members:
+                table.miss(f"{self.name}, {split}: {error}: {again} --temperatures LOW HIGH")
+            else:
+                table.miss(
+                    f"{self.name} has {split} Scores of alphas {_listed(grid.alphas)} and "
+                    f"multipliers {_listed(grid.multipliers)} only; for the rest: {again}"
+                )
             return None
         if not math.isfinite(found.value):
             table.miss(
