@@ -10,6 +10,20 @@ from typing import Any
 from afterdrop.errors import FileError
 
 
+def make_folder(path: Path) -> None:
+    """Makes a folder that can be written to, and those above it.
+
+    Raises:
+        FileError: If it cannot be made, is a file or must not be written to.
+    """
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise FileError(f"cannot write to the folder {path}: {error}") from error
+
+
 def write_atomic(path: str | Path, content: bytes) -> None:
     """Writes `content` to a temporary file beside `path`, syncs it, and renames it into place.
 

@@ -38,6 +38,9 @@ not_a_model = 3
 """
 
 
+RANGE = ("--temperatures", "3", "2")
+
+
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     (tmp_path / "mine.py").write_text(SOURCE)
@@ -60,6 +63,50 @@ def test_evaluate_select_predict_from_the_command_line(folder, capsys):
     scores = ad.Scores.load(folder / "run" / "scores" / "valid.safetensors")
     assert member == ad.select(scores).member
     assert scores.protocol.grid.alphas == (0.0, 1.0)
+
+
+def test_the_member_of_ones_own_model_opens_as_it_was_chosen(folder, capsys):
+    arguments = ["evaluate", "mine:load_model", "mine:valid_batches", "--out", "run", "--quiet"]
+    arguments += ["--num-samples", "8", "--masks", "iid", "--seed", "5"]
+    assert main([*arguments, "--temperatures", "0.5", "4"]) == 0
+    protocol = ad.Scores.load(folder / "run/scores/valid.safetensors").protocol
+    assert (protocol.low, protocol.high) == (0.5, 4.0)
+    assert main(["select", "run", "--num-samples", "4"]) == 0
+    assert "'run/member.json'), 4, 5, masks='iid')" in capsys.readouterr().out
+    assert main(["test", "run"]) == 2
+    assert "afterdrop evaluate MODEL DATA --out run --split test" in capsys.readouterr().err
+
+
+def test_only_the_weights_that_a_member_was_chosen_for_are_tested(folder, capsys):
+    train = ["train", "digits-mlp", "--out", "run", "--quiet", "--set"]
+    assert main([*train, "schedule.turns=2"]) == 0
+    evaluate = ["evaluate", "run", "--quiet", "--num-samples", "2", "--overwrite"]
+    evaluate += ["--alphas", "1", "--multipliers", "0", "1"]
+    for which in ("last", "best"):
+        assert main([*evaluate, "--which", which]) == 0
+        assert main(["select", "run"]) == 0
+        assert main(["test", "run", "--quiet", "--overwrite"]) == 0
+        scores = [ad.Scores.load(folder / f"run/scores/{s}.safetensors") for s in ("valid", "test")]
+        assert scores[0].protocol.fingerprint == scores[1].protocol.fingerprint
+        assert scores[0].protocol.low == scores[1].protocol.low
+    assert main(["test", "run", "--split", "valid", "--overwrite"]) == 2
+    assert "split='valid'" in capsys.readouterr().err
+    assert len(ad.Scores.load(folder / "run/scores/valid.safetensors").members) == 2
+    member, notes = (f(folder / "run/member.json") for f in (ad.Member.load, ad.Member.load_notes))
+    member.save(folder / "run/member.json", {**notes, "fingerprint": "of others"})
+    assert main(["test", "run", "--overwrite"]) == 2
+    assert "chosen for other weights" in capsys.readouterr().err
+
+
+def test_an_interrupted_training_stops_what_follows_it(folder):
+    command = [sys.executable, "-m", "afterdrop", "train", "pydoc-small", "--out", "run"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    while process.poll() is None and not (folder / "run/checkpoint/last.safetensors").exists():
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert b"run the same command to go on" in said
 
 
 def test_existing_scores_are_not_replaced_unless_asked(folder, capsys):
@@ -86,6 +133,7 @@ def test_existing_scores_are_not_replaced_unless_asked(folder, capsys):
         (["select", "empty"], "empty is no folder"),
         (["test", "empty"], "empty is no folder"),
         (["sample", "."], "afterdrop select ."),
+        (["sample", ".", "--length", "0"], "length=0"),
         (["train", "digits-mlp", "--out", "r", "--device", "gpu"], "device='gpu'"),
         (["train", "digits-mlp", "--out", "r", "--device", "cuda:99"], "device='cuda:99'"),
         (["tune", "digits-mlp", "--study", "s", "--device", "gpu"], "device='gpu'"),
@@ -99,6 +147,16 @@ def test_existing_scores_are_not_replaced_unless_asked(folder, capsys):
         (
             ["evaluate", "mine:load_model", "mine:valid_batches", "--out=r", "--num-samples=7"],
             "num_samples=7",
+        ),
+        (["evaluate", "mine:load_model", "mine:valid_batches"], "--out is missing"),
+        (["evaluate", "mine:load_model"], "no folder of afterdrop train"),
+        (
+            ["evaluate", "mine:load_model", "mine:valid_batches", "--out=r", "--split=../x"],
+            "split='../x'",
+        ),
+        (
+            ["evaluate", "mine:load_model", "mine:valid_batches", "--out=r", *RANGE],
+            "temperatures=(3, 2)",
         ),
     ],
 )

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import afterdrop as ad
-from afterdrop.errors import DataError, MemberError, SiteError
+from afterdrop.errors import DataError, FileError, MemberError, SiteError
 from oracles.zoo import mlp
 
 N = 12
@@ -260,7 +260,7 @@ def test_logits_that_are_no_numbers_are_refused(value):
         ad.evaluate(bad_logits(value), [good()], **OPTIONS)
 
 
-def test_logits_that_overflow_in_one_sample_only_are_refused():
+def test_logits_that_overflow_in_one_sample_only_are_refused(tmp_path):
     class Sometimes(nn.Module):
         def __init__(self):
             super().__init__()
@@ -271,7 +271,8 @@ def test_logits_that_overflow_in_one_sample_only_are_refused():
             return self.out(x) / (dropped.sum(-1, keepdim=True) <= 5).float()
 
     with pytest.raises(DataError, match="NaN"):
-        ad.evaluate(Sometimes(), [good()], **OPTIONS)
+        ad.evaluate(Sometimes(), [good()], resume=tmp_path / "parts", **OPTIONS)
+    assert not (tmp_path / "parts").exists()  # there is nothing to keep
 
 
 @pytest.mark.parametrize("targets", [torch.tensor([0, 3] * 6), torch.tensor([-1, 0] * 6)])
@@ -353,6 +354,36 @@ def test_models_without_logits_are_refused(form):
         ad.evaluate(Two(form), [((good()[0], good()[0]), good()[1])], **OPTIONS)
 
 
+def test_probabilities_are_refused_and_their_logarithms_are_not():
+    data = [((good()[0], good()[0]), good()[1])]
+    with pytest.raises(DataError, match="gives probabilities"):
+        ad.evaluate(Two(lambda out: out.softmax(-1)), data, **OPTIONS)
+    logs = ad.evaluate(Two(lambda out: out.softmax(-1).log()), data, **OPTIONS)
+    wanted = ad.evaluate(Two(), data, **OPTIONS)
+    assert logs.xe(ad.AMC).value == pytest.approx(wanted.xe(ad.AMC).value, rel=1e-6)
+
+
+def test_a_dictionary_of_several_tensors_must_name_its_logits():
+    with pytest.raises(DataError, match="'features', 'out'; name its logits"):
+        ad.evaluate(
+            Two(lambda out: {"features": out[:, :2], "out": out}),
+            [((good()[0], good()[0]), good()[1])],
+            **OPTIONS,
+        )
+
+
+def test_a_drop_path_that_also_changes_the_shape_is_refused():
+    class MyDropPath(nn.Module):
+        drop_prob = 0.5
+
+        def forward(self, x):
+            return x[:, :3]
+
+    model = nn.Sequential(nn.Linear(4, 5), MyDropPath())
+    with pytest.raises(SiteError, match=r"shape \(3, 5\), model.eval\(\) of \(3, 3\)"):
+        ad.evaluate(model, [(torch.randn(3, 4), torch.randint(3, (3,)))], num_samples=2)
+
+
 def test_a_scalar_output_is_refused():
     with pytest.raises(DataError, match="logits"):
         ad.evaluate(Two(lambda out: out.mean()), [((good()[0], good()[0]), good()[1])], **OPTIONS)
@@ -424,3 +455,36 @@ def test_inputs_whose_other_dimensions_equal_the_batch_size():
         ad.evaluate(Side(matrix), [((x, matrix), y)], **options)
     except ad.AfterdropError as error:
         assert "batch" in str(error)
+
+
+@pytest.mark.parametrize(
+    ("model", "batches", "message"),
+    [
+        (None, [good()], "model is NoneType"),
+        (nn.Linear, [good()], "model is the class Linear"),
+        ([good()], mlp(), "model is list"),
+        (mlp(), 5, "batches is int"),
+        (torch.compile(mlp(), backend="eager"), [good()], "model._orig_mod"),
+    ],
+)
+def test_what_is_no_model_or_no_data_is_named(model, batches, message):
+    with pytest.raises(ad.AfterdropError, match=message):
+        ad.evaluate(model, batches, **OPTIONS)
+
+
+@pytest.mark.parametrize("temperatures", [2.0, (1.0,), "0.5 2"])
+def test_temperatures_are_a_pair(temperatures):
+    with pytest.raises(MemberError, match="must be a pair"):
+        ad.evaluate(mlp(), [good()], **{**OPTIONS, "temperatures": temperatures})
+
+
+def test_parts_that_cannot_be_kept_are_refused_before_any_work(tmp_path):
+    (tmp_path / "file").write_text("mine")
+
+    def batches():
+        yield good()
+        pytest.fail("the second batch was asked for")
+
+    with pytest.raises(FileError, match="cannot write to the folder"):
+        ad.evaluate(mlp(), batches(), resume=tmp_path / "file" / "parts", **OPTIONS)
+    assert (tmp_path / "file").read_text() == "mine"

@@ -259,6 +259,11 @@ def test_a_predictor_of_fewer_samples_gets_a_temperature_of_its_own():
     assert any(c.member == ad.AMC.at_temperature(own) for c in chosen.ranking)
 
 
+def test_what_are_no_scores_is_named():
+    with pytest.raises(MemberError, match="scores is list"):
+        ad.select([1])
+
+
 def test_far_fewer_samples_than_were_evaluated_are_refused():
     model, x, y = overconfident(20)
     scores = ad.evaluate(model, [(x, y)], num_samples=22, grid=ad.Grid((1,), (0, 1)))

@@ -75,8 +75,7 @@ def evaluate(
         alphas: Powers of the mean, 0 (geometric) to 1 (arithmetic).
         multipliers: Factors on every dropout rate, 0 (deterministic) to 1.
         temper: Where temperatures act: on the averaged distribution or on each sample.
-        temperatures: Lowest and highest temperature that can be asked for; by default around what
-            suits the first batch.
+        temperatures: The range of temperatures; by default around what suits the first batch.
         masks: Latin hypercube halves, independent, or antithetic pairs.
         blocks: Independent blocks of samples; 16 (of 96) also give the curve over K.
         seed: Seed of the masks.

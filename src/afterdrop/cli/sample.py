@@ -9,6 +9,7 @@ from tyro.conf import Positional
 from afterdrop.cli.options import OptionalInt, OptionalPath, OptionalText
 from afterdrop.cli.stream import open_stream
 from afterdrop.data import decode_text
+from afterdrop.errors import DataError
 
 
 def sample(
@@ -33,6 +34,8 @@ def sample(
         data: The folder of the named data sets, if not the one of training.
         device: Where the model runs; a GPU if there is one.
     """
+    if length < 1:
+        raise DataError(f"length={length} must be at least 1 token")
     stream = open_stream(run, num_samples, data, device)
     vocabulary = stream.text.vocabulary
     drawn = stream.predictor.sample(vocabulary.eos_id, length, seed)

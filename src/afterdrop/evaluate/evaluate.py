@@ -29,7 +29,7 @@ from afterdrop.family.member import Grid
 from afterdrop.family.temperature import Nodes, bracket
 from afterdrop.masks.mode import eval_mode
 from afterdrop.masks.rows import take_rows
-from afterdrop.masks.sites import Sites, find_sites
+from afterdrop.masks.sites import Sites, check_model, find_sites
 from afterdrop.masks.uniforms import Plan, Scheme
 from afterdrop.ranks import ALONE, Ranks, Splitting, current
 
@@ -142,6 +142,10 @@ class Settings:
     def __post_init__(self) -> None:
         if not isinstance(self.grid, Grid):
             raise MemberError(f"grid={self.grid!r} must be a Grid, as in Grid(alphas=(0, 1))")
+        if self.temperatures is not None:
+            if not isinstance(self.temperatures, tuple | list) or len(self.temperatures) != 2:
+                raise MemberError(f"temperatures={self.temperatures!r} must be a pair (low, high)")
+            Nodes(*self.temperatures)  # refuses what makes no sense
         if self.limit is not None and self.limit < 1:
             raise DataError(f"limit={self.limit} must be at least 1 target, or None for all")
         if self.plan.num_samples == 1 and len(self.grid.alphas) > 1 and self.grid.stochastic:
@@ -168,6 +172,7 @@ def run_evaluation(
         targets: How many targets the data have, if known: results then go straight to where they
             stay.
     """
+    check_model(model)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     reader = settings.reader
     current_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
@@ -215,7 +220,12 @@ def _due(
 
 def _peek(batches: Iterable[Any]) -> tuple[Any, Iterator[Any], int | None]:
     total = len(batches) if isinstance(batches, Sized) else None
-    stream = iter(batches)
+    try:
+        stream = iter(batches)
+    except TypeError:
+        raise DataError(
+            f"batches is {type(batches).__name__}; give (inputs, targets) pairs, such as a loader"
+        ) from None
     try:
         head = next(stream)
     except StopIteration:

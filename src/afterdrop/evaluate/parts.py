@@ -22,6 +22,7 @@ from afterdrop.evaluate.protocol import Protocol, digest
 from afterdrop.evaluate.ranks import check_same_data, gather_results
 from afterdrop.evaluate.scores_file import read_tensors, write_tensors
 from afterdrop.evaluate.worker import Worker
+from afterdrop.files import make_folder
 from afterdrop.masks.rows import tensors as all_tensors
 from afterdrop.ranks import ALONE, Ranks
 
@@ -51,6 +52,8 @@ class Parts:
         expected: int | None = None,
     ) -> None:
         self.folder = None if folder is None else Path(folder)
+        if self.folder is not None:  # now, rather than when there is something to lose
+            make_folder(self.folder)
         self.protocol, self.worker, self.first_example = protocol, worker, first_example
         self.ranks = ranks
         self._results = Collected(expected if ranks.count == 1 else None)  # ranks have shares
@@ -112,6 +115,9 @@ class Parts:
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
         if kind is not None:
             self._save()
+            if self.folder is not None and not self._digests:
+                with contextlib.suppress(OSError):
+                    self.folder.rmdir()
 
     def _save(self) -> None:
         self._saved = time.monotonic()

@@ -84,6 +84,18 @@ class Sites:
         return "\n".join(lines)
 
 
+def check_model(model: object) -> None:
+    """Refuses what is no module, and what no control reaches."""
+    if not isinstance(model, nn.Module):
+        kind = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
+        raise SiteError(f"model is {kind}; give a torch.nn.Module that was made")
+    if hasattr(model, "_orig_mod"):
+        raise SiteError(
+            "the model went through torch.compile, where its masks are out of reach; give the one "
+            "before, model._orig_mod"
+        )
+
+
 def find_sites(
     model: nn.Module,
     *inputs: Any,
@@ -116,6 +128,7 @@ def find_sites(
         1     dropout             0.5      1
         1 sites, 1 random operations a pass; samples: batched with the examples
     """
+    check_model(model)
     rates = (rates,) if isinstance(rates, str) else tuple(rates)
     noise = (noise,) if isinstance(noise, str) else tuple(noise)
     unknown = set(noise) - {name for name, _ in model.named_modules()}

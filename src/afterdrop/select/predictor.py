@@ -59,7 +59,7 @@ class Predictor(nn.Module):
         super().__init__()
         if not isinstance(member, Member):
             raise MemberError(
-                f"member={member!r} must be a Member, for example select(scores).member"
+                f"member={member!r:.60} must be a Member, for example select(scores).member"
             )
         self.model, self.member = model, member
         self.plan = Plan(num_samples, seed, masks)

@@ -161,6 +161,8 @@ def select(
         >>> choice.ranking[0].difference.value
         0.0
     """
+    if not isinstance(scores, Scores):
+        raise MemberError(f"scores is {type(scores).__name__}; give what evaluate returned")
     if scores.split.strip().lower() == "test":
         raise SplitError(
             "these are scores of the test split: choosing on them would make any test result "

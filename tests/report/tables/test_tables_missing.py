@@ -101,6 +101,15 @@ def test_members_that_were_not_evaluated_leave_gaps(runs):
     assert "multipliers 0, 0.8, 1 only" in text and "–" in text
 
 
+def test_a_temperature_beyond_those_of_the_test_scores_is_told(runs):
+    """Then nothing is wrong with their members, and the same command would change nothing."""
+    arguments = ["evaluate", str(runs / "one"), "--split", "test", "--limit", "40", "--overwrite"]
+    assert main([*arguments, *OPTIONS, "--quiet", "--temperatures", "20", "40"]) == 0
+    text = " ".join(words(paper_tables([runs / "one"]), 4).split())
+    assert "lies outside the bracket 20 to 40" in text
+    assert "--split test --overwrite --temperatures LOW HIGH" in text
+
+
 def spoil(run, prefix):
     path = run / "scores" / "valid.safetensors"
     scores = Scores.load(path)
