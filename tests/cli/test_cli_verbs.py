@@ -149,6 +149,11 @@ def test_existing_scores_are_not_replaced_unless_asked(folder, capsys):
             "num_samples=7",
         ),
         (["evaluate", "mine:load_model", "mine:valid_batches"], "--out is missing"),
+        (["report", ".", "--split", "nothing"], "no scores of the split 'nothing'"),
+        *(
+            (["evaluate", "mine:load_model", "mine:valid_batches", "--out=r", *more], more[0])
+            for more in (["--limit", "3"], ["--window", "5"], ["--stripes", "2"], ["--lamb"])
+        ),
         (["evaluate", "mine:load_model"], "no folder of afterdrop train"),
         (
             ["evaluate", "mine:load_model", "mine:valid_batches", "--out=r", "--split=../x"],

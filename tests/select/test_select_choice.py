@@ -340,3 +340,14 @@ def test_without_an_error_only_the_best_is_near_enough():
 
 def test_the_cross_fitted_gain_has_an_error_from_masks(choice):
     assert choice.crossfit.mc_error > 0
+
+
+def test_an_edge_says_what_to_do():
+    model, x, y = overconfident()
+    narrow = ad.evaluate(model, [(x, y)], grid=GRID, num_samples=4, temperatures=(0.9, 1.1))
+    assert "evaluate with temperatures=(low, high)" in str(ad.select(narrow))
+
+
+def test_no_edge_no_advice(choice):
+    assert not any(c.at_edge for c in choice.ranking)
+    assert "temperatures=(low, high)" not in str(choice)

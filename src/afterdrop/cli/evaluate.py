@@ -103,8 +103,19 @@ def evaluate(
         )
     if not trained and out is None:
         raise DataError("--out is missing: the folder that gets the scores of your own model")
-    if limit is not None and not trained:
-        raise DataError(f"limit={limit} cuts the data of a run folder; give fewer batches instead")
+    of_runs = {
+        "limit": limit is not None,
+        "window": window is not None,
+        "stripes": stripes != 1,
+        "carry": carry != "deterministic",
+        "lifetime": lifetime != "window",
+        "lamb": lamb,
+        "which": which != "best",
+        "data": data is not None,
+    }
+    for name, given in of_runs.items():
+        if given and not trained:
+            raise DataError(f"--{name} is for a folder of afterdrop train, not for your own model")
     run = Path(model) if out is None else out
     path = scores_path(run, split)
     if path.exists() and not overwrite:

@@ -7,6 +7,8 @@ import tyro
 from tyro.conf import Positional
 
 from afterdrop.cli.options import OptionalPath
+from afterdrop.errors import FileError
+from afterdrop.select.folder import scores_path
 
 
 def report(
@@ -49,6 +51,8 @@ def report(
 
         print(f"Wrote {write_study(read_result(run), run, out)}.")
         return
+    if split != "valid" and not scores_path(run, split).exists():  # or the page would be empty
+        raise FileError(f"{run} has no scores of the split {split!r}")
     found = read_run(run, split, classes, data)
     path = run / "report.html" if out is None else out
     outcome = write_report(found, path)

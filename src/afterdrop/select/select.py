@@ -108,6 +108,11 @@ class Selection:
                 f"{mark} {candidate.member!s:<50}{candidate.xe:>9.4f}"
                 f"{candidate.difference.value:>10.4f}{candidate.difference.error:>9.4f}{edge}"
             )
+        if any(candidate.at_edge for candidate in shown):
+            lines += [
+                "",
+                "The best T may lie beyond an edge: evaluate with temperatures=(low, high).",
+            ]
         if self.recurrence:
             lines += ["", "How often resampled examples have as their best:"]
             for member, tuned, share in self.recurrence[:4]:
