@@ -177,6 +177,13 @@ def test_a_member_that_was_not_scored_is_named(own_run):
     assert "is not among those of these scores" in report(own_run).words
 
 
+def test_a_choice_for_far_fewer_samples_than_there_are_now_is_shown_unranked(own_run):
+    ad.AMC.save(own_run / "member.json", {"num_samples": 1})
+    page = report(own_run)
+    assert "the ranking of members: num_samples=1" in page.words
+    assert "arithmetic mean of 1 dropout samples" in page.words
+
+
 def test_test_scores_without_the_chosen_member_are_named(own_run, scores):
     ad.Member(0.5, 0.6).save(own_run / "member.json")
     grid = ad.Grid((1,), (0, 1))

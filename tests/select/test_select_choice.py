@@ -351,3 +351,15 @@ def test_an_edge_says_what_to_do():
 def test_no_edge_no_advice(choice):
     assert not any(c.at_edge for c in choice.ranking)
     assert "temperatures=(low, high)" not in str(choice)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_equal_but_for_rounding_is_not_paid_for(seed):
+    """The mean logits of a linear last layer, over whole hypercubes, are those without dropout."""
+    torch.manual_seed(seed)
+    model = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(6, 3))
+    x, y = torch.randn(50, 6), torch.randint(3, (50,))
+    found = ad.select(ad.evaluate(model, [(x, y)], grid=ad.Grid((0,), (0, 1)), num_samples=20))
+    equal = [c for c in found.ranking if c.difference.value < 1e-6]
+    assert any(not c.member.deterministic for c in equal)
+    assert found.member.deterministic

@@ -70,7 +70,10 @@ def find_outcome(run: Run, *, checks: bool = True) -> Outcome | None:
     num_samples = int(run.notes.get("num_samples", scores.num_samples))
     if finite and scores.split.strip().lower() != "test":
         folds, resamples = (5, 200) if checks else (0, 0)
-        selection = select(scores, num_samples=num_samples, folds=folds, resamples=resamples)
+        try:
+            selection = select(scores, num_samples=num_samples, folds=folds, resamples=resamples)
+        except AfterdropError as error:  # of a choice for far fewer samples than there are now
+            run.missing.append(f"the ranking of members: {error}")
     member = run.chosen or (selection.member if selection else None)
     if member is None or not all(math.isfinite(scores.xe(m).value) for m in (member, DET)):
         run.missing.append(

@@ -143,8 +143,9 @@ def select(
         num_samples: Samples of the predictor that will be used; by default those of the scores.
             Fewer samples cost more cross entropy and want a higher temperature, which is part of
             the comparison.
-        prefer: "best", or "cheapest": the cheapest within one standard error of the best, where
-            deterministic at T = 1 is cheaper than tempered, and that than any sampling.
+        prefer: "best", the cheapest of those that are equal but for rounding, or "cheapest": the
+            cheapest within one standard error of the best, where deterministic at T = 1 is cheaper
+            than tempered, and that than any sampling.
         folds: Folds of examples for the cross-fitted gain; 0 for none.
         resamples: Bootstrap resamples of examples; 0 for none.
         seed: Of folds and resamples.
@@ -239,15 +240,15 @@ def _rank(scores: Scores, drawn: list[tuple[Member, bool, bool]], k: int) -> tup
 
 
 def _choose(ranking: tuple[Candidate, ...], prefer: Prefer) -> Member:
-    if prefer == "best":
-        return ranking[0].member
-    near = [c for c in ranking if not c.difference.value > _margin(c.difference)]
+    near = [c for c in ranking if not c.difference.value > _margin(c.difference, prefer)]
     return min(near, key=lambda c: (not c.member.deterministic, c.tuned)).member
 
 
-def _margin(difference: Estimate) -> float:
-    """By how much a candidate may be worse than the best: an error, if there is one."""
-    return max(_ROUNDING, 0.0 if math.isnan(difference.error) else difference.error)
+def _margin(difference: Estimate, prefer: Prefer) -> float:
+    """By how much a candidate may be worse than the best: rounding, or an error if there is one."""
+    if prefer == "best" or math.isnan(difference.error):
+        return _ROUNDING
+    return max(_ROUNDING, difference.error)
 
 
 def _crossfit(scores: Scores, k: int, folds: int, generator: torch.Generator) -> Estimate:
