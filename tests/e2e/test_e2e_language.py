@@ -13,7 +13,9 @@ import torch
 
 import afterdrop as ad
 from afterdrop.cli import main
+from afterdrop.evaluate.fingerprint import fingerprint
 from afterdrop.train import load_model
+from afterdrop.train.checkpoint import read_checkpoint, write_checkpoint
 
 SMALL = [
     "model.hidden_sizes=[12,12]",
@@ -87,6 +89,29 @@ def test_train_evaluate_select_test_score_and_sample(run, capsys, tmp_path):
     first = capsys.readouterr().out
     assert main(["sample", str(run), "--length", "5"]) == 0
     assert capsys.readouterr().out == first
+
+
+def test_a_text_is_scored_as_it_was_evaluated(run, capsys, tmp_path):
+    """With the last weights and independent masks, and so do the lines that select prints."""
+    out = tmp_path / "run"
+    shutil.copytree(run, out)
+    best = out / "checkpoint" / "best.safetensors"
+    saved = read_checkpoint(best)
+    for tensor in saved.tensors.values():
+        tensor.mul_(1.1)  # the last weights happen to be the best
+    write_checkpoint(best, saved)
+    options = ["--num-samples", "4", "--alphas", "1", "--multipliers", "0", "1", "--overwrite"]
+    assert main(["evaluate", str(out), *options, "--which", "last", "--masks", "iid"]) == 0
+    assert main(["select", str(out)]) == 0
+    predict = _run_hint(capsys.readouterr().out)["predict"]
+    notes = ad.Member.load_notes(out / "member.json")
+    assert predict.plan.scheme == "iid"
+    assert fingerprint(predict.model) == notes["fingerprint"]
+    assert fingerprint(load_model(out).model) != notes["fingerprint"]
+    ad.AMC.save(out / "member.json", notes)  # whatever was chosen
+    assert main(["score", str(out), str(run.parent / "text" / "valid.txt")]) == 0
+    scores = ad.Scores.load(out / "scores" / "valid.safetensors")
+    assert f"perplexity {scores.perplexity(ad.AMC):.2f}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("carry", ["deterministic", "sampled"])
@@ -182,7 +207,7 @@ def test_own_text_has_sizes_and_units_of_its_level_and_bears_new_words(
         (["train", "ptb-25m", "--out", "x"], "ptb-24m"),
         (["train", "digits-mlp", "--out", "x", "--set", "optimiser.rate=1"], "optimiser"),
         (["train", "digits-mlp", "--out", "x", "--set", "seed"], "name=value"),
-        (["evaluate", "nowhere"], "no run folder"),
+        (["evaluate", "nowhere"], "no folder of afterdrop train"),
         (["test", "nowhere"], "nowhere is no folder"),
         (["data", "fetch"], "data fetch mnist"),
         (["data", "fetch", "ptb", "--data", "x"], "ptb cannot be fetched"),

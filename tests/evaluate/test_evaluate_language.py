@@ -97,11 +97,25 @@ def test_sampled_carry_equals_the_stream_predictor_sample_by_sample(model, text)
     torch.testing.assert_close(values(scores, member), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_deterministic_carry_equals_the_stream_predictor(model, text):
+def test_memory_that_shrinks_midway_does_not_change_a_sampled_stream(model, text, monkeypatch):
+    """Carried states are those of the samples that ran together."""
+    module, found = sys.modules[StreamPredictor.__module__], []
+    for budgets in ([2**28] * 3, [2**28, 2**14, 2**14]):
+        left = iter(budgets)
+        monkeypatch.setattr(module, "memory_budget", lambda *_, left=left: (next(left),) * 2)
+        stream = StreamSettings(time=10, carry="sampled")
+        predict = StreamPredictor(model, ad.AMC, num_samples=20, stream=stream)
+        found.append(torch.cat([predict(part.unsqueeze(0))[0] for part in text[:30].split(10)]))
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("masks", ["lhs", "iid", "antithetic"])
+def test_deterministic_carry_equals_the_stream_predictor(model, text, masks):
     stream = StreamSettings(time=10)
-    scores = evaluate_text(model, text, EOS, settings(), stream, lines=False)
+    plan = Plan(8, scheme=masks)
+    scores = evaluate_text(model, text, EOS, settings(plan=plan), stream, lines=False)
     member = scores.fit(ad.Member(1.0, 0.5)).member
-    predict = StreamPredictor(model, member, num_samples=8, stream=stream)
+    predict = StreamPredictor(model, member, num_samples=8, stream=stream, masks=masks)
     inputs = torch.cat([torch.tensor([EOS]), text[:-1]])
     rows = [predict(part.unsqueeze(0))[0] for part in inputs.split(10)]
     expected = F.nll_loss(torch.cat(rows), text, reduction="none").double()

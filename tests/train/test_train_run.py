@@ -377,3 +377,16 @@ def test_the_trainer_knows_where_in_a_turn_it_is(text_config, text_folder):
         assert not trainer.turn_over and trainer.turn_steps == done
         trainer.train_step()
     assert trainer.turn_over and trainer.mean_loss() > 0
+
+
+def test_a_run_that_lost_its_last_checkpoint_is_not_begun_anew(tmp_path):
+    """As finished trials of a study have; their best weights would be replaced."""
+    config = recipes.load("digits-mlp").config.override({"schedule.turns": 2})
+    train.run(config, tmp_path / "run", progress=False)
+    last, best = (tmp_path / f"run/checkpoint/{which}.safetensors" for which in ("last", "best"))
+    last.unlink()
+    kept = best.read_bytes(), (tmp_path / "run/metrics.jsonl").read_bytes()
+    for resume in ("auto", "require"):
+        with pytest.raises(TrainError, match="train into another folder"):
+            train.run(config, tmp_path / "run", progress=False, resume=resume)
+    assert (best.read_bytes(), (tmp_path / "run/metrics.jsonl").read_bytes()) == kept

@@ -1,5 +1,6 @@
 """Run folders: where things lie in them that only the command line needs."""
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,23 @@ def is_run(text: str) -> bool:
     return (Path(text) / "config.json").exists()
 
 
+def chosen_weights(run: Path, notes: dict[str, Any]) -> Which | None:
+    """Which weights of a run its member was chosen for; None if it has those no more.
+
+    Args:
+        run: The run folder.
+        notes: Those of the member.
+    """
+    either: tuple[Which, ...] = ("best", "last")
+    for which in either:
+        with contextlib.suppress(FileError):  # a run may lack one of them
+            if fingerprint(load_model(run, which).model) == notes["fingerprint"]:
+                return which
+    return None
+
+
 def load_chosen(run: Path, notes: dict[str, Any], device: str | torch.device) -> LoadedRun:
-    """The run with the weights that its member was chosen for: the best or the last.
+    """The run with the weights that its member was chosen for.
 
     Args:
         run: The run folder.
@@ -35,12 +51,10 @@ def load_chosen(run: Path, notes: dict[str, Any], device: str | torch.device) ->
             f"{run} holds scores of your own model, which this verb cannot open; for test data: "
             f"afterdrop evaluate MODEL DATA --out {run} --split test"
         )
-    either: tuple[Which, ...] = ("best", "last")
-    for which in either:
-        loaded = load_model(run, which, device=device)
-        if fingerprint(loaded.model) == notes["fingerprint"]:
-            return loaded
-    raise FileError(
-        f"the member in {run} was chosen for other weights than the run has now; evaluate and "
-        f"select again: afterdrop evaluate {run} --overwrite && afterdrop select {run}"
-    )
+    which = chosen_weights(run, notes)
+    if which is None:
+        raise FileError(
+            f"the member in {run} was chosen for other weights than the run has now; evaluate and "
+            f"select again: afterdrop evaluate {run} --overwrite && afterdrop select {run}"
+        )
+    return load_model(run, which, device=device)

@@ -7,6 +7,7 @@ import tyro
 from tyro.conf import Positional
 
 from afterdrop.cli.options import OptionalInt
+from afterdrop.cli.run import chosen_weights
 from afterdrop.family.member import DET
 from afterdrop.select.folder import load_scores, member_path
 from afterdrop.select.select import select as select_member
@@ -82,7 +83,8 @@ def _to_predict(run: Path, notes: dict[str, Any]) -> str:
         "from afterdrop.select.stream import StreamPredictor",
         "from afterdrop.train import load_model",
         f"member, stream = {member}, StreamSettings({stream})",
-        f"model = load_model({str(run)!r}).model",
-        f"predict = StreamPredictor(model, member, {samples}, {notes['seed']}, stream)",
+        f"model = load_model({str(run)!r}, {chosen_weights(run, notes) or 'best'!r}).model",
+        f"predict = StreamPredictor(model, member, {samples}, {notes['seed']}, stream, "
+        f"{notes['masks']!r})",
     )
     return "\n".join(f"  {line}" for line in lines)

@@ -45,5 +45,7 @@ def open_stream(
         raise DataError(f"{run} holds a classifier; this verb is for language models")
     stream = StreamSettings(**notes["stream"])
     samples = num_samples or notes["num_samples"]
-    predictor = StreamPredictor(loaded.model, member, samples, notes["seed"], stream)
+    predictor = StreamPredictor(
+        loaded.model, member, samples, notes["seed"], stream, notes["masks"]
+    )
     return Stream(predictor, text, stream.time)

@@ -16,15 +16,15 @@ def cards(outcome: Outcome, unit: str) -> list[Card]:
     """The numbers that stand out, on the data that the gain is told of."""
     scores = outcome.test or outcome.scores
     found, source = outcome.evidence
-    before, after = scores.xe(DET), scores.xe(outcome.member)
+    before, after = scores.xe(DET).value, scores.xe(outcome.member).at(outcome.num_samples)
     split = f"nats per {unit}, {scores.split}"
     shown = [
         Card("Gain", signed(found.value), f"± {number(found.error)} nats, {source}"),
-        Card("Ordinary evaluation", number(before.value), split),
-        Card("Chosen member", number(after.value), split),
+        Card("Ordinary evaluation", number(before), split),
+        Card("Chosen member", number(after), split),
     ]
     if unit == "word":
-        ratio = f"{math.exp(before.value):.2f} → {math.exp(after.value):.2f}"
+        ratio = f"{math.exp(before):.2f} → {math.exp(after):.2f}"
         shown.append(Card("Perplexity", ratio, f"{scores.split}; lower is better"))
     else:
         right = [100 * scores.accuracy(m).value for m in (DET, outcome.member)]

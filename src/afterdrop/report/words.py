@@ -77,7 +77,8 @@ def headline(outcome: Outcome, unit: str) -> str:
     if makes == "may make":
         text += " That much could also be chance."
     if unit == "word":
-        before, after = scores.perplexity(DET), scores.perplexity(outcome.member)
+        at_k = scores.xe(outcome.member).at(outcome.num_samples)
+        before, after = scores.perplexity(DET), math.exp(at_k)
         text += f" Perplexity on {scores.split} data goes from {before:.2f} to {after:.2f}."
     return text
 

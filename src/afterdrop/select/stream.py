@@ -11,13 +11,13 @@ from torch import Tensor
 from afterdrop.errors import DataError
 from afterdrop.evaluate.accumulate import log_softmax
 from afterdrop.evaluate.language import StreamSettings, with_streams
-from afterdrop.evaluate.passes import memory_budget, plan_chunks, sample_ranges
+from afterdrop.evaluate.passes import Chunks, memory_budget, plan_chunks, sample_ranges
 from afterdrop.family.member import Member
 from afterdrop.family.power_mean import PowerSums
 from afterdrop.masks.mode import eval_mode
 from afterdrop.masks.rows import Rows, take_rows
 from afterdrop.masks.sites import Sites, find_sites
-from afterdrop.masks.uniforms import Plan
+from afterdrop.masks.uniforms import Plan, Scheme
 from afterdrop.models import LanguageModel
 
 
@@ -35,6 +35,7 @@ class StreamPredictor:
         num_samples: Mask samples, even.
         seed: Of the masks.
         stream: Carry and lifetime; its window and stripes do not matter here.
+        masks: How they are drawn, as in the evaluation.
 
     Example:
         >>> from afterdrop.models import LanguageModelConfig
@@ -53,9 +54,10 @@ class StreamPredictor:
         num_samples: int = 100,
         seed: int = 0,
         stream: StreamSettings | None = None,
+        masks: Scheme = "lhs",
     ) -> None:
         self.model, self.member = model, member
-        self.plan = Plan(num_samples, seed)
+        self.plan = Plan(num_samples, seed, masks)
         self.stream = stream or StreamSettings()
         self.reset()
         self._sites: Sites | None = None
@@ -66,6 +68,7 @@ class StreamPredictor:
         self._window = 0
         self._state: Any = None
         self._states: dict[range, Any] = {}
+        self._chunks: Chunks | None = None  # planned once: carried states are those of its samples
 
     @torch.no_grad()
     def __call__(self, tokens: Tensor) -> Tensor:
@@ -95,13 +98,14 @@ class StreamPredictor:
             sites = find_sites(self.model, tokens, self._state)
             kept = self.stream.lifetime == "stream"
             self._sites = with_streams(self.model, sites) if kept else sites
-        budget, cache = memory_budget(None, tokens.device)
-        chunks = plan_chunks(self._sites, self.plan, size, 1, 1, budget, cache)
+        if self._chunks is None:
+            budget, cache = memory_budget(None, tokens.device)
+            self._chunks = plan_chunks(self._sites, self.plan, size, 1, 1, budget, cache)
         control = self._sites.control(self.model)
         sums = PowerSums((member.alpha,))
         streams = torch.arange(size, device=tokens.device)
         with control.prepared(member.multiplier):
-            for samples in (s for b in sample_ranges(self.plan, chunks.samples) for s in b):
+            for samples in (s for b in sample_ranges(self.plan, self._chunks.samples) for s in b):
                 numbers = streams + self._window * size
                 rows = Rows(self.plan, (member.multiplier,), samples, numbers, streams)
                 part = take_rows((tokens, self._state), 0, size, 0, size, len(samples))

@@ -155,6 +155,8 @@ def _open(folder: RunFolder, trainer: Trainer, data: str | Path | None, there: b
         saved = _last(folder, ranks)
         if saved is not None:
             trainer.restore(saved)
+        else:
+            ranks.told(lambda: _require_new(folder))
         if ranks.first:
             folder.trim_metrics(trainer.schedule.turn)
         return
@@ -170,6 +172,16 @@ def _open(folder: RunFolder, trainer: Trainer, data: str | Path | None, there: b
     }
     if ranks.first:
         folder.write_config(config, facts)
+
+
+def _require_new(folder: RunFolder) -> None:
+    """Refuses to begin a run anew that got beyond its first turn and lost its last checkpoint."""
+    if any(line["turn"] > 0 for line in folder.read_metrics()):
+        raise TrainError(
+            f"{folder.path} holds a run without its checkpoint {folder.last.name}, as a finished "
+            "trial of afterdrop tune does: it cannot go on, and beginning anew would replace its "
+            "best weights; train into another folder"
+        )
 
 
 def _last(folder: RunFolder, ranks: Ranks) -> Checkpoint | None:

@@ -183,7 +183,7 @@ def test_the_verb_writes_all_tables_and_names_bad_options(runs, capsys, tmp_path
         (["reproduce", "--all"], "--out FOLDER"),
         (["reproduce", "--all", "--out", str(tmp_path / "c"), "--minutes", "0"], "minutes=0"),
         (["evaluate", str(runs / "two"), "--limit", "0"], "limit=0"),
-        (["evaluate", "a:b", "c:d", "--out", "x", "--limit", "3"], "fewer batches"),
+        (["evaluate", "a:b", "c:d", "--out", "x", "--limit", "3"], "--limit is for"),
     ):
         assert main(arguments) == 2
         assert message in capsys.readouterr().err
