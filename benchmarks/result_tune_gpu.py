@@ -32,6 +32,7 @@ import torch
 import afterdrop as ad
 from afterdrop import train
 from afterdrop.train import DivergedError
+from afterdrop.train.folder import RunFolder
 from afterdrop.tune.settings import TuneSettings, plan_study
 from afterdrop.tune.space import apply_point
 from tuned_on import Family, comparison, worth
@@ -196,6 +197,8 @@ def run_folder(options: argparse.Namespace, trial: dict) -> Path:
 
 def of_trial(options: argparse.Namespace, settings: TuneSettings, trial: dict) -> dict | None:
     folder = run_folder(options, trial)
+    if not RunFolder(folder).last.exists():  # of a trial that was trained, or not at all
+        shutil.rmtree(folder, ignore_errors=True)
     config = apply_point(settings.config, trial["point"])
     start = time.monotonic()
     left = max((options.until - time.time()) / 60, 1e-3)

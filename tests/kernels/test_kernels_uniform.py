@@ -19,7 +19,7 @@ def dropped(plan, places, hashes, device):
     windows, units = len(places), len(hashes)
     rows = len(RATES) * windows * plan.num_samples
     found = torch.full((rows, units + 3), -1.0, device=device)
-    site = places, hashes, cuts(torch.tensor(RATES), plan.num_samples // 2).to(device)
+    site = places, hashes, cuts(torch.tensor(RATES), draws(plan, device).size).to(device)
     room = torch.zeros(windows * plan.num_samples, units, dtype=torch.uint8, device=device)
     mask = mask_levels(site, draws(plan, device), units, room), site[2]
     drop(torch.ones(rows, units, device=device), found, mask, plan.num_samples, len(RATES), units)
@@ -90,3 +90,5 @@ def test_plans_that_kernels_do_not_draw():
     assert why_not_drawn(Plan(100)) is None
     assert why_not_drawn(Plan(4, scheme="antithetic")) == "masks are 'antithetic'"
     assert why_not_drawn(Plan(8, blocks=4)) == "samples are in 4 blocks"
+    assert why_not_drawn(Plan(520)) is None  # in eight of 65
+    assert why_not_drawn(Plan(2 * 257)) == "samples are in 6 blocks"  # of which not all are equal

@@ -91,7 +91,8 @@ def test_pairs_of_units_are_independent_within_a_hypercube():
 
 
 @pytest.mark.parametrize(
-    ("size", "parts"), [(2, 1), (4, 1), (10, 1), (100, 1), (256, 1), (300, 2), (1024, 4), (1500, 6)]
+    ("size", "parts"),
+    [(2, 1), (4, 1), (10, 1), (100, 1), (256, 1), (300, 2), (520, 4), (1024, 4), (1500, 6)],
 )
 def test_latin_hypercubes_have_one_draw_in_each_stratum(size, parts):
     u = draw(Plan(size, 1), examples=2, coords=(7,)).double()

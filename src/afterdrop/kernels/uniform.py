@@ -138,8 +138,7 @@ def draws(plan: Plan, device: torch.device) -> Draws:
     size = len(spans[0])
     width = -(-size // _VECTOR) * _VECTOR + _VECTOR
     found = [permutations(plan.seed, at, size) for at in range(len(spans))]
-    kind = torch.uint8 if size <= 256 else torch.int16
-    tables = torch.zeros(len(spans), len(found[0]), width, dtype=kind)
+    tables = torch.zeros(len(spans), len(found[0]), width, dtype=torch.uint8)  # up to 128 strata
     tables[..., :size] = torch.stack(found)
     keys = [block_key(plan, at) for at in range(len(spans))]
     return Draws(tables.to(device), torch.tensor(keys, device=device), len(spans), size)

@@ -148,7 +148,7 @@ def uniforms(
 
 @lru_cache(maxsize=64)
 def blocks(plan: Plan) -> tuple[range, ...]:
-    """The independent blocks, those above the longest Latin hypercube split evenly.
+    """The independent blocks, those above the longest Latin hypercube split, if they can be evenly.
 
     Example:
         >>> blocks(Plan(4))
@@ -156,7 +156,9 @@ def blocks(plan: Plan) -> tuple[range, ...]:
     """
     found: list[range] = []
     for span in plan.spans:
-        parts = math.ceil(len(span) / _BLOCK_LIMIT) if plan.scheme == "lhs" else 1
+        fewest = math.ceil(len(span) / _BLOCK_LIMIT) if plan.scheme == "lhs" else 1
+        even = (n for n in range(fewest, 2 * fewest + 1) if len(span) % n == 0)
+        parts = next(even, fewest)
         edges = [span.start + round(i * len(span) / parts) for i in range(parts + 1)]
         found += [range(a, b) for a, b in itertools.pairwise(edges)]
     return tuple(found)
