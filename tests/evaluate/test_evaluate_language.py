@@ -132,10 +132,6 @@ def test_carries_agree_in_the_first_window_and_differ_later(model, text):
     assert not torch.allclose(first[10:], second[10:], atol=1e-3)
 
 
-def values_of_halves(scores, member):
-    return scores.values(member).halves
-
-
 def test_a_stream_lifetime_keeps_shared_masks_and_redraws_the_others(model, text):
     short = StreamSettings(time=5, carry="sampled", lifetime="stream")
     long = StreamSettings(time=10, carry="sampled", lifetime="stream")
@@ -153,7 +149,7 @@ def test_a_stream_lifetime_keeps_shared_masks_and_redraws_the_others(model, text
     assert not torch.allclose(values(a, ad.AMC), values(c, ad.AMC), atol=1e-3)
     # So windows share masks, and their errors from them.
     assert a.protocol.shared and not c.protocol.shared
-    halves = values_of_halves(a, ad.AMC)
+    halves = a.values(ad.AMC).halves
     assert a.xe(ad.AMC).mc_error == pytest.approx((halves[0] - halves[1]).mean().abs().item() / 2)
 
 

@@ -23,18 +23,22 @@ def is_run(text: str) -> bool:
     return (Path(text) / "config.json").exists()
 
 
-def chosen_weights(run: Path, notes: dict[str, Any]) -> Which | None:
-    """Which weights of a run its member was chosen for; None if it has those no more.
+def find_chosen(
+    run: Path, notes: dict[str, Any], device: str | torch.device = "cpu"
+) -> tuple[Which, LoadedRun] | None:
+    """The weights of a run that its member was chosen for; None if it has those no more.
 
     Args:
         run: The run folder.
         notes: Those of the member.
+        device: Where the model goes.
     """
     either: tuple[Which, ...] = ("best", "last")
     for which in either:
         with contextlib.suppress(FileError):  # a run may lack one of them
-            if fingerprint(load_model(run, which).model) == notes["fingerprint"]:
-                return which
+            loaded = load_model(run, which, device=device)
+            if fingerprint(loaded.model) == notes["fingerprint"]:
+                return which, loaded
     return None
 
 
@@ -51,10 +55,10 @@ def load_chosen(run: Path, notes: dict[str, Any], device: str | torch.device) ->
             f"{run} holds scores of your own model, which this verb cannot open; for test data: "
             f"afterdrop evaluate MODEL DATA --out {run} --split test"
         )
-    which = chosen_weights(run, notes)
-    if which is None:
+    found = find_chosen(run, notes, device)
+    if found is None:
         raise FileError(
             f"the member in {run} was chosen for other weights than the run has now; evaluate and "
             f"select again: afterdrop evaluate {run} --overwrite && afterdrop select {run}"
         )
-    return load_model(run, which, device=device)
+    return found[1]

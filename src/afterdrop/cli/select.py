@@ -7,7 +7,7 @@ import tyro
 from tyro.conf import Positional
 
 from afterdrop.cli.options import OptionalInt
-from afterdrop.cli.run import chosen_weights
+from afterdrop.cli.run import find_chosen
 from afterdrop.family.member import DET
 from afterdrop.select.folder import load_scores, member_path
 from afterdrop.select.select import select as select_member
@@ -76,6 +76,7 @@ def _to_predict(run: Path, notes: dict[str, Any]) -> str:
         declared = f", rates={notes['rates']!r}" if notes["rates"] else ""
         options = f"{samples}, {notes['seed']}, masks={notes['masks']!r}{declared}"
         return f"  import afterdrop\n  afterdrop.Predictor(model, afterdrop.{member}, {options})"
+    which, _ = find_chosen(run, notes) or ("best", None)
     stream = ", ".join(f"{name}={value!r}" for name, value in notes["stream"].items())
     lines = (
         "from afterdrop import Member",
@@ -83,7 +84,7 @@ def _to_predict(run: Path, notes: dict[str, Any]) -> str:
         "from afterdrop.select.stream import StreamPredictor",
         "from afterdrop.train import load_model",
         f"member, stream = {member}, StreamSettings({stream})",
-        f"model = load_model({str(run)!r}, {chosen_weights(run, notes) or 'best'!r}).model",
+        f"model = load_model({str(run)!r}, {which!r}).model",
         f"predict = StreamPredictor(model, member, {samples}, {notes['seed']}, stream, "
         f"{notes['masks']!r})",
     )

@@ -31,6 +31,40 @@ def within(temperature: float, nodes: Nodes) -> Tensor:
 
 
 @dataclasses.dataclass(frozen=True)
+class _Over:
+    """Means over the targets that are possible at all, for rows of weights over examples.
+
+    Attributes:
+        possible: [N] which targets are.
+        clusters: [N] their examples.
+        weights: [R, G].
+    """
+
+    possible: Tensor
+    clusters: Tensor
+    weights: Tensor
+
+    def _sum(self, values: Tensor) -> Tensor:
+        return self.weights @ cluster_sums(values.double(), self.clusters).t()
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Of values [J, N] or [N]: [R, J] or [R]."""
+        total = self._sum(self.possible).clamp_min(1.0)
+        sums = self._sum(values.where(self.possible, 0.0))
+        return sums / (total if values.dim() == 1 else total.unsqueeze(-1))
+
+    def cost(self, half: Tensor, ratio: float) -> Tensor:
+        """By what XE is higher with 1/ratio of the samples, from that of halves [2, J, N]."""
+        more = self.mean(half.double().mean(0).nan_to_num(0.0, 0.0, 0.0))
+        return (ratio - 1) * (more.clamp_min(0.0) if ratio > 1 else more)  # fewer are never better
+
+    @property
+    def impossible(self) -> Tensor:
+        """[R] whether a target with a weight is."""
+        return self._sum(~self.possible) > 0
+
+
+@dataclasses.dataclass(frozen=True)
 class MeanColumn:
     """log M of a member: at the target, its peak, and its partition G at nodes.
 
@@ -105,26 +139,20 @@ class MeanColumn:
 
         At `k` samples. Impossible targets have no say in the temperature; XE is infinite with them.
         """
-        possible = (self.target - self.peak).isfinite()
-        total = (weights @ cluster_sums(possible.double(), clusters)).clamp_min(1.0)
-        sums = cluster_sums(self.partition.double() * possible, clusters)
-        below = cluster_sums((self.target - self.peak).where(possible, 0.0), clusters)
-        values, targets = (weights @ sums.t()) / total.unsqueeze(-1), (weights @ below) / total
+        over = _Over((self.target - self.peak).isfinite(), clusters, weights)
+        values, targets = over.mean(self.partition), over.mean(self.target - self.peak)
         if self.half is None or k == self.num_samples:
             temperature, edge = fit_temperature(values, targets, self.nodes)
         else:  # XE need not be convex
-            inverse, ratio = self.nodes.inverse(), self.num_samples / k
-            more = self.half[:, :-1].double().mean(0).nan_to_num(0.0, 0.0, 0.0) * possible
-            more = (weights @ cluster_sums(more, clusters).t()) / total.unsqueeze(-1)
-            more = more.clamp_min(0.0) if ratio > 1 else more  # fewer samples are never better
-            values = values + (ratio - 1) * more @ self.nodes.weights(inverse, COARSE).t()
+            inverse = self.nodes.inverse()
+            more = over.cost(self.half[:, :-1], self.num_samples / k)
+            values = values + more @ self.nodes.weights(inverse, COARSE).t()
             temperature, edge = fit_interpolated(
                 values - inverse * targets.unsqueeze(-1), self.nodes
             )
         b = 1 / temperature
         found = (self.nodes.weights(b) * values).sum(-1) - b * targets
-        impossible = weights @ cluster_sums((~possible).double(), clusters) > 0
-        return temperature, found.masked_fill(impossible, math.inf), edge
+        return temperature, found.masked_fill(over.impossible, math.inf), edge
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,17 +207,14 @@ class SampleColumn:
         return self.tops[int(gap.abs().argmin())]
 
     def fit(self, clusters: Tensor, weights: Tensor, k: float) -> tuple[Tensor, Tensor, Tensor]:
-        """For each row of weights [R, G] over examples: best temperature, XE there, if at edge."""
-        sizes = cluster_sums(torch.ones_like(self.at_nodes[0]), clusters)
-        sums = cluster_sums(self.at_nodes.clamp_max(1e30), clusters)
-        total = (weights @ sizes).unsqueeze(-1)
-        means = (weights @ sums.t()) / total
+        """The same as of `MeanColumn`."""
+        over = _Over(self.at_nodes.isfinite().all(0), clusters, weights)
+        means = over.mean(self.at_nodes)
         if self.half is not None and k != self.num_samples:
-            ratio, more = self.num_samples / k, self.half.double().mean(0).nan_to_num(0.0, 0.0, 0.0)
-            more = (weights @ cluster_sums(more, clusters).t()) / total
-            means = means + (ratio - 1) * (more.clamp_min(0.0) if ratio > 1 else more)
+            means = means + over.cost(self.half, self.num_samples / k)
         temperature, edge = fit_interpolated(means, self.nodes)
-        return temperature, (self.nodes.weights(1 / temperature) * means).sum(-1), edge
+        found = (self.nodes.weights(1 / temperature) * means).sum(-1)
+        return temperature, found.masked_fill(over.impossible, math.inf), edge
 
 
 Column = MeanColumn | SampleColumn

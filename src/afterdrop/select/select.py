@@ -182,7 +182,7 @@ def select(
         raise MemberError(
             f"num_samples={k}: what so few deliver cannot be told from scores of "
             f"{scores.num_samples}; evaluate with num_samples={k}, or select for "
-            f"{-(-scores.num_samples // _FEWEST)} or more"
+            f"{2 * math.ceil(scores.num_samples / (2 * _FEWEST))} or more"
         )
     if folds == 1 or folds < 0:
         raise MemberError(f"folds={folds} must be 0 (no cross-fitting) or at least 2")
