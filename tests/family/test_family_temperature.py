@@ -7,6 +7,7 @@ import torch
 import afterdrop as ad
 from afterdrop.errors import MemberError
 from afterdrop.family.temperature import (
+    WIDEST,
     Nodes,
     bracket,
     fit_interpolated,
@@ -262,3 +263,16 @@ def test_impossible_targets_have_no_say_in_the_fit():
     assert scores.fit_weighted(ad.DET, everyone)[1].item() == math.inf
     everyone[0, 0] = 0
     assert math.isfinite(scores.fit_weighted(ad.DET, everyone)[1].item())
+
+
+def test_the_widest_bracket_is_as_exact_as_it_is_said_to_be():
+    torch.manual_seed(0)
+    lp, y = (3 * torch.randn(300, 2000)).log_softmax(-1), torch.randint(2000, (300,))
+    nodes = Nodes(WIDEST**-0.5, WIDEST**0.5)
+    G, peak = partitions(lp, nodes.inverse())
+    below = (peak - lp.gather(1, y.unsqueeze(1)).squeeze(1)).double()
+    for temperature in (0.5, 1.0, 2.0, 4.0):
+        b = torch.tensor(1 / temperature, dtype=torch.float64)
+        found = nodes.weights(b) @ G.double() + b * below
+        wanted = torch.nn.functional.cross_entropy(lp.double() * b, y)
+        assert found.mean().item() == pytest.approx(wanted.item(), abs=5e-5)

@@ -3,34 +3,11 @@ import math
 
 import pytest
 import torch
+from select_cases import GRID, overconfident
 
 import afterdrop as ad
 from afterdrop.errors import DataError, MemberError, SplitError
 from oracles.zoo import mlp
-
-GRID = ad.Grid((0, 0.5, 1), (0, 0.5, 1))
-
-
-def overconfident(targets=150, seed=0, scale=6.0):
-    """A network whose weights are too large for its labels: members and temperature help."""
-    torch.manual_seed(seed)
-    model = mlp(5, 40, 4).eval()
-    x = torch.randn(targets, 5) * 2
-    with torch.no_grad():
-        y = torch.distributions.Categorical(logits=model(x)).sample()
-        model[3].weight.mul_(scale)
-    return model, x, y
-
-
-@pytest.fixture(scope="module")
-def scores():
-    model, x, y = overconfident()
-    return ad.evaluate(model, [(x, y)], grid=GRID, num_samples=16)
-
-
-@pytest.fixture(scope="module")
-def choice(scores):
-    return ad.select(scores)
 
 
 def test_the_ranking_is_sorted_and_starts_with_the_best(choice, scores):
@@ -106,15 +83,6 @@ def test_cheapest_takes_the_plain_deterministic_member_where_nothing_is_gained()
         y = torch.distributions.Categorical(logits=model(x)).sample()
     scores = ad.evaluate(model, [(x, y)], grid=GRID, num_samples=4)
     assert ad.select(scores, prefer="cheapest").member == ad.DET
-
-
-def test_fewer_samples_of_the_predictor_count_against_sampling(scores):
-    few, many = (ad.select(scores, num_samples=k, folds=0, resamples=0) for k in (2, 1000))
-    for member in (ad.AMC, ad.Member(0.5, 1)):
-        at = {c.member: c.xe for c in few.ranking}, {c.member: c.xe for c in many.ranking}
-        assert at[0][member] > at[1][member]
-        assert at[0][member] == pytest.approx(scores.xe(member).at(2))
-    assert few.num_samples == 2 and "2 samples" in str(few)
 
 
 def test_same_seed_same_selection(scores):
@@ -237,94 +205,9 @@ def test_differences_are_paired_and_antisymmetric(scores):
     assert scores.difference(ad.AMC, ad.Member(0.5, 1)).error < alone
 
 
-def test_fewer_samples_are_never_promised_to_be_better(scores):
-    for k in (2, 4, 8):
-        for candidate in ad.select(scores, num_samples=k, folds=0, resamples=0).ranking:
-            at_all = scores.xe(candidate.member).value
-            assert candidate.xe >= at_all - 1e-12
-
-
-def test_a_predictor_of_fewer_samples_gets_a_temperature_of_its_own():
-    """Checked by independent masks, whose cost falls as 1/k, against evaluations with k samples."""
-    model, x, y = overconfident(400)
-    grid = ad.Grid((1,), (0, 1))
-    options = {"grid": grid, "masks": "iid", "temperatures": (0.25, 16.0)}
-    many = ad.evaluate(model, [(x, y)], num_samples=64, **options)
-    few = [ad.evaluate(model, [(x, y)], num_samples=8, seed=s, **options) for s in range(1, 7)]
-    own = many.fit(ad.AMC, 8).member.temperature
-    wanted = [scores.fit(ad.AMC).member.temperature for scores in few]
-    assert many.fit(ad.AMC).member.temperature < min(wanted) - 0.1
-    assert min(wanted) * 0.9 < own < max(wanted) * 1.1
-    chosen = ad.select(many, num_samples=8, folds=0, resamples=0)
-    assert any(c.member == ad.AMC.at_temperature(own) for c in chosen.ranking)
-
-
 def test_what_are_no_scores_is_named():
     with pytest.raises(MemberError, match="scores is list"):
         ad.select([1])
-
-
-def test_far_fewer_samples_than_were_evaluated_are_refused():
-    model, x, y = overconfident(20)
-    scores = ad.evaluate(model, [(x, y)], num_samples=22, grid=ad.Grid((1,), (0, 1)))
-    with pytest.raises(MemberError, match="evaluate with num_samples=2, or select for 4 or more"):
-        ad.select(scores, num_samples=2)
-    assert ad.select(scores, num_samples=4).num_samples == 4
-
-
-def test_fewer_evenly_spread_samples_are_said_to_cost_more(scores):
-    assert not ad.select(scores, folds=0, resamples=0).optimistic
-    fewer = ad.select(scores, num_samples=4, folds=0, resamples=0)
-    assert fewer.optimistic
-    sampled = next(c.member for c in fewer.ranking if not c.member.deterministic)
-    said = str(dataclasses.replace(fewer, member=sampled))
-    assert "evaluate with num_samples=4" in said
-    model, x, y = overconfident(20)
-    independent = ad.evaluate(model, [(x, y)], num_samples=8, masks="iid")
-    assert not ad.select(independent, num_samples=4, folds=0, resamples=0).optimistic
-
-
-class Masked(torch.nn.Module):
-    """Some samples call a class impossible: the ones that drop the first unit."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner, self.dropout = inner, torch.nn.Dropout(0.5)
-
-    def forward(self, x):
-        logits = self.inner(x)
-        dropped = self.dropout(torch.ones_like(x[:, :1])) == 0
-        impossible = torch.arange(logits.shape[1]) == 0
-        return logits.masked_fill(dropped & impossible, -math.inf)
-
-
-@pytest.mark.parametrize("prefer", ["best", "cheapest"])
-def test_a_member_that_calls_targets_impossible_is_not_chosen(prefer):
-    model, x, y = overconfident(60)
-    scores = ad.evaluate(Masked(model), [(x, y)], grid=GRID, num_samples=8)
-    impossible = [m for m in scores.members if math.isinf(scores.xe(m).value)]
-    assert impossible and all(m.alpha == 0 for m in impossible)
-    found = ad.select(scores, prefer=prefer)
-    finite = [c.xe for c in found.ranking if math.isfinite(c.xe)]
-    assert [c.xe for c in found.ranking] == finite + [math.inf] * 2 * len(impossible)
-    assert found.member not in impossible and math.isfinite(found.gain.value)
-    assert not any(member in impossible for member, _, _ in found.recurrence)
-    assert found.crossfit is not None and math.isfinite(found.crossfit.value)
-
-
-def test_an_impossible_target_of_the_deterministic_model_is_said():
-    model, x, y = overconfident(60)
-
-    class Sure(Masked):
-        def forward(self, x):
-            logits = self.inner(x)
-            kept = self.dropout(torch.ones_like(x[:, :1])) != 0
-            return logits.masked_fill(kept & (torch.arange(4) == 0), -math.inf)
-
-    y[:10] = 0
-    scores = ad.evaluate(Sure(model), [(x, y)], grid=ad.Grid((0, 1), (0, 1)), num_samples=16)
-    found = ad.select(scores, prefer="cheapest")
-    assert found.member.alpha == 1 and "impossible" in found.headline()
 
 
 def test_without_an_error_only_the_best_is_near_enough():
