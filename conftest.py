@@ -18,5 +18,6 @@ if importlib.util.find_spec("triton") is None:  # not there on every platform
     collect_ignore_glob = [
         "src/afterdrop/kernels/*.py",
         "src/afterdrop/*/fused*.py",
+        "src/afterdrop/evaluation/engines/*.py",
         "tests/kernels/*.py",
     ]

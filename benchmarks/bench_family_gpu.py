@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 import afterdrop as ad
 from afterdrop import recipes
-from afterdrop.evaluate.evaluate import Settings
-from afterdrop.evaluate.language import StreamSettings, evaluate_text
+from afterdrop.evaluation.api import Settings
+from afterdrop.evaluation.engines.text import StreamSettings, evaluate_text
 from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel
 from afterdrop.train import load_model

@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 
 import afterdrop as ad
-from afterdrop.evaluate.evaluate import Settings
-from afterdrop.evaluate.language import StreamSettings, evaluate_text
+from afterdrop.evaluation.api import Settings
+from afterdrop.evaluation.engines.text import StreamSettings, evaluate_text
 from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel, LanguageModelConfig, LSTMStack, MaskConfig
 from afterdrop.models.product import accumulator, linear

@@ -17,8 +17,8 @@ import torch
 
 import afterdrop as ad
 from afterdrop import train
-from afterdrop.evaluate.evaluate import Settings
-from afterdrop.evaluate.language import Carry, StreamSettings, evaluate_text
+from afterdrop.evaluation.api import Settings
+from afterdrop.evaluation.engines.text import Carry, StreamSettings, evaluate_text
 from afterdrop.family.estimates import Values, estimate
 from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel

@@ -17,8 +17,8 @@ from typing import Any
 import afterdrop as ad
 from afterdrop.errors import AfterdropError
 from afterdrop.family.estimates import Estimate
-from afterdrop.report.tables.bands import Band, suitable_bands
-from afterdrop.report.tables.source import RunSource, read_source
+from afterdrop.reproduce.tables.bands import Band, suitable_bands
+from afterdrop.reproduce.tables.source import RunSource, read_source
 from result_subset import subset_rows
 
 TEMPERATURES = [0.6 + 0.05 * step for step in range(29)]

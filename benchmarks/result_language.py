@@ -22,11 +22,11 @@ import torch
 import afterdrop as ad
 from afterdrop import recipes, train
 from afterdrop.data import load_text
-from afterdrop.evaluate.evaluate import Settings
-from afterdrop.evaluate.language import StreamSettings, evaluate_text
+from afterdrop.evaluation.api import Settings
+from afterdrop.evaluation.engines.text import StreamSettings, evaluate_text
 from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel
-from afterdrop.select.tables import family_table
+from afterdrop.selection.text_tables import family_table
 from afterdrop.train.folder import RunFolder
 
 PAPER = (

@@ -5,7 +5,7 @@
 On the first validation tokens of a trained language model, without dropout, in float64: the error
 of G between the nodes (`family.temperature`), for one target and for the mean over targets, in
 bands of temperature; and that of the nodes' own values when they come from the rungs of a ladder
-(`family.ladder`), as in the kernels.
+(`family.partition_ladder`), as in the kernels.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from afterdrop import train
 from afterdrop.data import load_text
-from afterdrop.family.ladder import Ladder
+from afterdrop.family.partition_ladder import Ladder
 from afterdrop.family.temperature import Nodes
 from afterdrop.models import LanguageModel
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from afterdrop import train
 from afterdrop.data import load_text
-from afterdrop.evaluate.passages import PASSAGES
+from afterdrop.evaluation.error_clusters import PASSAGES
 from afterdrop.models import LanguageModel
 
 STRIPES = 32

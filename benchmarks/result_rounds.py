@@ -2,8 +2,8 @@
 
     python benchmarks/result_rounds.py RUN [--data DIR] [--tokens N]
 
-Runs `evaluate.carry` on validation data with the plain model on a CPU, float32, and compares the
-state before each window with that of the chain, one window after another.
+Runs `evaluation.carried_states` on validation data with the plain model on a CPU, float32, and
+compares the state before each window with that of the chain, one window after another.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from afterdrop.data.stream import EvalStripes
-from afterdrop.evaluate.carry import ROWS, carried_states
+from afterdrop.evaluation.carried_states import ROWS, carried_states
 from afterdrop.models import LanguageModel
 from afterdrop.train import load_model
 

@@ -12,10 +12,10 @@ from typing import NamedTuple
 import numpy as np
 
 import afterdrop as ad
-from afterdrop.evaluate.evaluate import Settings
+from afterdrop.evaluation.api import Settings
 from afterdrop.masks.uniforms import Plan
+from afterdrop.runs.trained import evaluate_run
 from afterdrop.train import LoadedRun
-from afterdrop.trained import evaluate_run
 
 RESAMPLES = 2000
 

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import afterdrop as ad
-from afterdrop.evaluate.scores import Scores
+from afterdrop.evaluation.scores.scores import Scores
 from afterdrop.family.estimates import Estimate
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -43,12 +43,14 @@ def _exists(name: str) -> bool:
     packages = (
         "family",
         "masks",
-        "evaluate",
-        "select",
+        "evaluation",
+        "selection",
         "train",
         "data",
         "models",
         "report",
+        "reproduce",
+        "runs",
         "tune",
         "kernels",
         "recipes",

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 import afterdrop as ad
 from afterdrop.data import batches, load_images
 from afterdrop.models import Classifier, ClassifierConfig
-from afterdrop.select.tables import bounds_table, family_table, summary_table
+from afterdrop.selection.text_tables import bounds_table, family_table, summary_table
 
 
 def train(model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor, epochs: int) -> None:

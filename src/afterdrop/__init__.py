@@ -10,8 +10,8 @@ hands back a predictor:
 """
 
 from afterdrop.errors import AfterdropError as AfterdropError
-from afterdrop.evaluate.evaluate import evaluate as evaluate
-from afterdrop.evaluate.scores import Scores as Scores
+from afterdrop.evaluation.api import evaluate as evaluate
+from afterdrop.evaluation.scores.scores import Scores as Scores
 from afterdrop.family.bounds import Bounds as Bounds
 from afterdrop.family.estimates import Estimate as Estimate
 from afterdrop.family.member import AMC as AMC
@@ -23,8 +23,8 @@ from afterdrop.family.power_mean import log_power_mean as log_power_mean
 from afterdrop.masks.sites import Site as Site
 from afterdrop.masks.sites import Sites as Sites
 from afterdrop.masks.sites import find_sites as find_sites
-from afterdrop.select.predictor import Predictor as Predictor
-from afterdrop.select.select import Selection as Selection
-from afterdrop.select.select import select as select
+from afterdrop.selection.choice import Selection as Selection
+from afterdrop.selection.choice import select as select
+from afterdrop.selection.predictor import Predictor as Predictor
 
 __version__ = "0.1.0"

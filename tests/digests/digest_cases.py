@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 import afterdrop as ad
 from afterdrop import recipes, train
-from afterdrop.evaluate.evaluate import Settings
-from afterdrop.evaluate.language import StreamSettings, evaluate_text
+from afterdrop.evaluation.api import Settings
+from afterdrop.evaluation.engines.text import StreamSettings, evaluate_text
 from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel, LanguageModelConfig
-from afterdrop.select.stream import StreamPredictor
+from afterdrop.selection.stream_predictor import StreamPredictor
 from afterdrop.train.checkpoint import read_checkpoint
 
 

@@ -13,7 +13,7 @@ import torch
 
 import afterdrop as ad
 from afterdrop.cli import main
-from afterdrop.evaluate.fingerprint import fingerprint
+from afterdrop.models.fingerprint import fingerprint
 from afterdrop.train import load_model
 from afterdrop.train.checkpoint import read_checkpoint, write_checkpoint
 
@@ -30,7 +30,7 @@ SMALL = [
 
 EAGER_PARTS = """
 import importlib, sys, time
-parts = importlib.import_module("afterdrop.evaluate.parts")
+parts = importlib.import_module("afterdrop.evaluation.resume_store")
 parts._SECONDS = 0
 add = parts.Parts.add
 def slow_add(self, *args):

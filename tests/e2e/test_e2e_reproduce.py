@@ -12,9 +12,9 @@ import pytest
 
 import afterdrop as ad
 from afterdrop.cli import main
-from afterdrop.cli.chain import Chain
-from afterdrop.cli.jobs import Job
-from afterdrop.report.tables.paper import paper_tables
+from afterdrop.reproduce.chain import Chain
+from afterdrop.reproduce.jobs import Job
+from afterdrop.reproduce.tables.paper import paper_tables
 
 BOTH = ["--only", "masks-shared", "masks-step"]
 ARGUMENTS = ["reproduce", "--all", "--minutes", "0.1", "--quiet", *BOTH, "--out"]

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afterdrop.family.ladder import EVERY, OCTAVES, STEPS, Ladder
+from afterdrop.family.partition_ladder import EVERY, OCTAVES, STEPS, Ladder
 from afterdrop.family.temperature import COARSE, Nodes, partitions
 
 NODES = Nodes(0.125, 8.0)

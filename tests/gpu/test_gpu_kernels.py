@@ -11,8 +11,8 @@ import torch
 import afterdrop as ad
 from afterdrop import kernels
 from afterdrop.data import build_text_set
-from afterdrop.evaluate.evaluate import Settings
-from afterdrop.evaluate.language import StreamSettings, evaluate_text
+from afterdrop.evaluation.api import Settings
+from afterdrop.evaluation.engines.text import StreamSettings, evaluate_text
 from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel, LanguageModelConfig
 from afterdrop.train import TrainConfig

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 import afterdrop as ad
-from afterdrop.evaluate.evaluate import Settings
-from afterdrop.evaluate.language import StreamSettings, evaluate_text
+from afterdrop.evaluation.api import Settings
+from afterdrop.evaluation.engines.text import StreamSettings, evaluate_text
 from afterdrop.masks.uniforms import Plan, site_key, uniforms
 from afterdrop.models import LanguageModel, LanguageModelConfig
 from afterdrop.transfer import upload
@@ -108,7 +108,7 @@ def test_language_model_scores_agree():
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 def test_no_batch_after_the_first_waits_for_the_device(monkeypatch):
     """The first one compiles, captures a graph and copies constants. Some targets are padding."""
-    from afterdrop.evaluate.fused_language import FusedLanguageWorker
+    from afterdrop.evaluation.engines.text_fused import FusedLanguageWorker
 
     torch.manual_seed(0)
     rates = {"input_dropout": 0.3, "state_dropout": 0.3, "output_dropout": 0.5}

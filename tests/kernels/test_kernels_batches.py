@@ -9,8 +9,8 @@ from tiny_evaluation import MODELS, Float32Worker, assert_same, build, evaluated
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from afterdrop import kernels
-from afterdrop.evaluate.language import StreamSettings
-from afterdrop.evaluate.windows import Windows
+from afterdrop.evaluation.engines.text import StreamSettings
+from afterdrop.evaluation.text_windows import Windows
 
 pytestmark = kernel_device.quiet
 device = kernel_device.device

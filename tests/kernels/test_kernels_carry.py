@@ -8,11 +8,11 @@ from tiny_evaluation import MODELS, V, build
 import afterdrop as ad
 from afterdrop import kernels
 from afterdrop.data.stream import EvalStripes
-from afterdrop.evaluate import language
-from afterdrop.evaluate.evaluate import Settings
-from afterdrop.evaluate.fused_language import FusedLanguageWorker
-from afterdrop.evaluate.language import StreamSettings
-from afterdrop.evaluate.windows import Windows
+from afterdrop.evaluation.api import Settings
+from afterdrop.evaluation.engines import text as language
+from afterdrop.evaluation.engines.text import StreamSettings
+from afterdrop.evaluation.engines.text_fused import FusedLanguageWorker
+from afterdrop.evaluation.text_windows import Windows
 from afterdrop.masks.uniforms import Plan
 from afterdrop.models.fused import Copies, DeterministicPass
 

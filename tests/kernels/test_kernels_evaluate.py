@@ -15,10 +15,10 @@ from tiny_evaluation import MODELS, Float32Worker, V, assert_same, build, evalua
 
 import afterdrop as ad
 from afterdrop.errors import DataError
-from afterdrop.evaluate.fused_features import SampledFeatures, with_bias, with_ones
-from afterdrop.evaluate.fused_language import FusedLanguageWorker
-from afterdrop.evaluate.language import LanguageWorker, StreamSettings
-from afterdrop.evaluate.protocol import Protocol
+from afterdrop.evaluation.engines.sampled_features import SampledFeatures, with_bias, with_ones
+from afterdrop.evaluation.engines.text import LanguageWorker, StreamSettings
+from afterdrop.evaluation.engines.text_fused import FusedLanguageWorker
+from afterdrop.evaluation.protocol import Protocol
 from afterdrop.masks.uniforms import Plan
 from afterdrop.models.fused import Copies, DeterministicPass
 

@@ -16,12 +16,12 @@ from triton.runtime.errors import OutOfResources
 import afterdrop as ad
 from afterdrop import kernels, train
 from afterdrop.errors import DataError
-from afterdrop.evaluate.evaluate import Settings
-from afterdrop.evaluate.fused_language import FusedLanguageWorker
-from afterdrop.evaluate.fused_language import why_not as why_not_evaluated
-from afterdrop.evaluate.fused_mean import why_not as why_not_summed
-from afterdrop.evaluate.language import LanguageWorker, StreamSettings, _fused, evaluate_text
-from afterdrop.evaluate.protocol import Protocol
+from afterdrop.evaluation.api import Settings
+from afterdrop.evaluation.engines.kernel_sums import why_not as why_not_summed
+from afterdrop.evaluation.engines.text import LanguageWorker, StreamSettings, _fused, evaluate_text
+from afterdrop.evaluation.engines.text_fused import FusedLanguageWorker
+from afterdrop.evaluation.engines.text_fused import why_not as why_not_evaluated
+from afterdrop.evaluation.protocol import Protocol
 from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel, LanguageModelConfig
 from afterdrop.models.fused import DeterministicPass, why_not_fused
@@ -312,7 +312,7 @@ def test_a_model_of_your_own_is_evaluated_without_kernels_that_cannot_run(monkey
     wanted = ad.evaluate(net, data, grid=ad.Grid((0, 1), (0, 1)), num_samples=4)
     monkeypatch.setattr(kernels, "why_not", lambda device: None)
     monkeypatch.setattr(kernels, "_failed", {"partitions"})
-    monkeypatch.setattr("afterdrop.kernels.keep.keep_mask", failing(FAILURES[3]))
+    monkeypatch.setattr("afterdrop.kernels.mask_ops.keep_mask", failing(FAILURES[3]))
     with pytest.warns(UserWarning, match="C compiler") as told:
         found = ad.evaluate(net, data, grid=ad.Grid((0, 1), (0, 1)), num_samples=4)
     assert len(told) == 1

@@ -9,7 +9,7 @@ import kernel_device
 import pytest
 import torch
 
-from afterdrop.family.ladder import Ladder
+from afterdrop.family.partition_ladder import Ladder
 from afterdrop.family.temperature import Nodes
 from afterdrop.kernels import family_logits
 from afterdrop.kernels.family_logits import FamilyLogits

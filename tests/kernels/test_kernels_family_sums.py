@@ -11,8 +11,8 @@ import kernel_device
 import pytest
 import torch
 
-from afterdrop.evaluate.accumulate import MeanTemper, at_targets, cross_entropies
-from afterdrop.family.ladder import EVERY, Ladder
+from afterdrop.evaluation.accumulators import MeanTemper, at_targets, cross_entropies
+from afterdrop.family.partition_ladder import EVERY, Ladder
 from afterdrop.family.power_mean import log_power_mean
 from afterdrop.family.temperature import Nodes
 from afterdrop.kernels.family_sums import ALPHAS, LOWEST, OF_SAMPLES, FamilySums

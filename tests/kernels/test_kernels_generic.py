@@ -8,15 +8,16 @@ from torch import nn
 
 import afterdrop as ad
 from afterdrop.kernels.family_sums import LOWEST
-from afterdrop.masks.rows import Layout, Rows
-from afterdrop.masks.rows import keep_mask as plain_keep_mask
+from afterdrop.masks.layout import Layout
+from afterdrop.masks.row_masks import keep_mask as plain_keep_mask
+from afterdrop.masks.rows import Rows
 from afterdrop.masks.uniforms import Plan, site_key
 
 pytest.importorskip("triton", reason="kernels need Triton")
 # The interpreter computes on numpy, which warns of logarithms of the zeros that are masked later.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
-worker = importlib.import_module("afterdrop.evaluate.worker")
+worker = importlib.import_module("afterdrop.evaluation.engines.generic")
 
 
 @pytest.fixture
@@ -44,7 +45,7 @@ LAYOUTS = [
     ],
 )
 def test_masks_are_those_of_the_plain_form_to_the_bit(device, plan, samples, multipliers):
-    from afterdrop.kernels.keep import keep_mask
+    from afterdrop.kernels.mask_ops import keep_mask
 
     rows = Rows(plan, multipliers, samples, torch.tensor([3, 99], device=device))
     for shape, layout in LAYOUTS:
@@ -74,7 +75,7 @@ def strided(shape, dtype, device, kind):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("multipliers", [(0.7,), (0.3, 1.0)])
 def test_dropout_is_that_of_the_plain_form_to_the_bit(device, dtype, kind, multipliers):
-    from afterdrop.kernels.keep import keep_mask
+    from afterdrop.kernels.mask_ops import keep_mask
 
     plan = Plan(40, seed=5)
     examples = torch.tensor([3, 99])
@@ -99,7 +100,7 @@ def test_dropout_is_that_of_the_plain_form_to_the_bit(device, dtype, kind, multi
 
 
 def test_dropout_of_whole_features_is_that_of_the_plain_form(device):
-    from afterdrop.kernels.keep import keep_mask
+    from afterdrop.kernels.mask_ops import keep_mask
 
     rows = Rows(Plan(4), (1.0,), range(2), torch.tensor([3, 4], device=device))
     x = torch.randn(4, 3, 5, device=device)
@@ -122,7 +123,7 @@ SCORES = [
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
 @pytest.mark.parametrize("multipliers", [(0.7,), (0.3, 1.0)])
 def test_attention_has_the_weights_and_masks_of_the_plain_form(device, dtype, causal, multipliers):
-    from afterdrop.kernels.keep import keep_mask
+    from afterdrop.kernels.mask_ops import keep_mask
 
     plan = Plan(40, seed=5)
     rows = Rows(plan, multipliers, range(20, 38), torch.tensor([3, 99], device=device))
@@ -143,7 +144,7 @@ def test_attention_has_the_weights_and_masks_of_the_plain_form(device, dtype, ca
 
 
 def test_attention_of_more_keys_than_fit_is_left_to_the_plain_form(device, monkeypatch):
-    from afterdrop.kernels import keep
+    from afterdrop.kernels import mask_ops as keep
 
     rows = Rows(Plan(4), (1.0,), range(2), torch.tensor([3, 4], device=device))
     scores = torch.randn(4, 3, 5, device=device)
@@ -157,7 +158,7 @@ def test_attention_of_more_keys_than_fit_is_left_to_the_plain_form(device, monke
 
 def test_the_result_lies_in_memory_as_the_input_does(device):
     """As torch's own dropout leaves it: whoever views the result next needs no copy."""
-    from afterdrop.kernels.keep import keep_mask
+    from afterdrop.kernels.mask_ops import keep_mask
 
     rows = Rows(Plan(4), (1.0,), range(2), torch.tensor([3, 4], device=device))
     x = torch.randn(7, 4, 6, device=device).transpose(0, 1)
@@ -165,7 +166,7 @@ def test_the_result_lies_in_memory_as_the_input_does(device):
 
 
 def test_masks_without_rows_are_left_to_the_plain_form(device):
-    from afterdrop.kernels.keep import keep_mask
+    from afterdrop.kernels.mask_ops import keep_mask
 
     rows = Rows(Plan(4), (1.0,), range(1), torch.tensor([3], device=device))
     like = torch.zeros(7, device=device)

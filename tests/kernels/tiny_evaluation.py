@@ -6,10 +6,10 @@ import torch
 
 import afterdrop as ad
 from afterdrop.data.stream import EvalStripes
-from afterdrop.evaluate.evaluate import Settings, run_evaluation
-from afterdrop.evaluate.fused_language import FusedLanguageWorker
-from afterdrop.evaluate.passes import Reader
-from afterdrop.evaluate.windows import Windows
+from afterdrop.evaluation.api import Settings, run_evaluation
+from afterdrop.evaluation.engines.text_fused import FusedLanguageWorker
+from afterdrop.evaluation.passes import Reader
+from afterdrop.evaluation.text_windows import Windows
 from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel, LanguageModelConfig
 from afterdrop.models.fused import Copies, DeterministicPass

@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 import afterdrop as ad
 from afterdrop import train
-from afterdrop.evaluate.evaluate import Settings
-from afterdrop.evaluate.language import StreamSettings, evaluate_text
+from afterdrop.evaluation.api import Settings
+from afterdrop.evaluation.engines.text import StreamSettings, evaluate_text
 from afterdrop.masks.uniforms import Plan
 from afterdrop.ranks import current
 from afterdrop.train.text_task import TextTask

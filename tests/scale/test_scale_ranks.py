@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 
 import afterdrop as ad
 from afterdrop import train
-from afterdrop.evaluate.evaluate import Settings
-from afterdrop.evaluate.language import StreamSettings, evaluate_text
+from afterdrop.evaluation.api import Settings
+from afterdrop.evaluation.engines.text import StreamSettings, evaluate_text
 from afterdrop.masks.uniforms import Plan
 from afterdrop.train.text_task import TextTask
 

@@ -9,8 +9,8 @@ from afterdrop.data import IGNORE, EvalStripes
 from afterdrop.errors import DataError
 from afterdrop.ranks import Ranks
 from afterdrop.train.averaging import WeightAverage
-from afterdrop.train.held_windows import held_windows
 from afterdrop.train.validation import validate
+from afterdrop.train.validation_windows import held_windows
 from oracles.waits import CountCopies
 
 

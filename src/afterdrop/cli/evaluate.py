@@ -9,17 +9,17 @@ from tyro.conf import Positional
 
 from afterdrop.cli.options import OptionalInt, OptionalPath, OptionalRange, OptionalText
 from afterdrop.cli.resolve import resolve_batches, resolve_model
-from afterdrop.cli.run import is_run, parts_path
 from afterdrop.cli.torchrun import shared_evaluation
 from afterdrop.errors import DataError, FileError
-from afterdrop.evaluate.evaluate import Settings, run_evaluation
-from afterdrop.evaluate.passes import Reader
+from afterdrop.evaluation.api import Settings, run_evaluation
+from afterdrop.evaluation.passes import Reader
 from afterdrop.family.member import Grid
 from afterdrop.masks.uniforms import Plan
-from afterdrop.select.folder import scores_path
-from afterdrop.select.tables import family_table
+from afterdrop.runs.chosen import is_run, parts_path
+from afterdrop.runs.folder import scores_path
+from afterdrop.runs.trained import evaluate_run
+from afterdrop.selection.text_tables import family_table
 from afterdrop.train import load_model
-from afterdrop.trained import evaluate_run
 
 
 def evaluate(

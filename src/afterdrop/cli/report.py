@@ -8,7 +8,7 @@ from tyro.conf import Positional
 
 from afterdrop.cli.options import OptionalPath
 from afterdrop.errors import FileError
-from afterdrop.select.folder import scores_path
+from afterdrop.runs.folder import scores_path
 
 
 def report(
@@ -42,8 +42,8 @@ def report(
     """
     # Here, because these need matplotlib, which other verbs do without.
     from afterdrop.report.page import write_report
+    from afterdrop.report.prose import certainty, headline
     from afterdrop.report.run import is_study, read_run
-    from afterdrop.report.words import certainty, headline
 
     if is_study(run):
         from afterdrop.report.study import write_study

@@ -6,14 +6,14 @@ from typing import Annotated
 import tyro
 from tyro.conf import Positional
 
-from afterdrop.cli.chain import Chain
-from afterdrop.cli.jobs import plan_jobs
 from afterdrop.cli.options import OptionalInt, OptionalPath
 from afterdrop.data.source import data_folder
 from afterdrop.errors import DataError, ExtraError, FileError
-from afterdrop.report.tables.bands import parse_band
-from afterdrop.report.tables.paper import paper_tables
-from afterdrop.report.tables.writers import to_text, write_tables
+from afterdrop.reproduce.chain import Chain
+from afterdrop.reproduce.jobs import plan_jobs
+from afterdrop.reproduce.tables.bands import parse_band
+from afterdrop.reproduce.tables.paper import paper_tables
+from afterdrop.reproduce.tables.writers import to_text, write_tables
 
 SAMPLES = {"cpu": 20}  # K on a device; 100 elsewhere
 
@@ -97,7 +97,7 @@ def _run_chain(chain: Chain, only: tuple[str, ...]) -> tuple[tuple[Path, ...], l
 def _draw(runs: tuple[Path, ...], folder: Path, data: Path | None) -> None:
     """Writes the figures if matplotlib is there, and says what is missing."""
     try:
-        from afterdrop.report.paper_figures import write_figures
+        from afterdrop.reproduce.paper_figures import write_figures
     except ExtraError as error:
         print(f"Missing: {error}")
         return

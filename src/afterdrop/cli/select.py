@@ -7,10 +7,9 @@ import tyro
 from tyro.conf import Positional
 
 from afterdrop.cli.options import OptionalInt
-from afterdrop.cli.run import find_chosen
-from afterdrop.family.member import DET
-from afterdrop.select.folder import load_scores, member_path
-from afterdrop.select.select import select as select_member
+from afterdrop.runs.chosen import find_chosen
+from afterdrop.runs.folder import load_scores, member_path, save_choice
+from afterdrop.selection.choice import select as select_member
 
 
 def select(
@@ -50,19 +49,7 @@ def select(
         resamples=resamples,
         seed=seed,
     )
-    protocol = scores.protocol
-    notes = {
-        "num_samples": choice.num_samples,
-        "seed": protocol.plan.seed,
-        "masks": protocol.plan.scheme,
-        "split": split,
-        "fingerprint": protocol.fingerprint,
-        "stream": dict(protocol.stream),
-        "rates": protocol.rates,
-        "temperatures": (protocol.low, protocol.high),
-        "deterministic_temperature": scores.fit(DET).member.temperature,
-    }
-    choice.member.save(member_path(run), notes)
+    notes = save_choice(run, scores, choice)
     print(choice)
     print(f"\nWrote {member_path(run)}. To predict with it in Python:")
     print(_to_predict(run, notes))
@@ -80,8 +67,8 @@ def _to_predict(run: Path, notes: dict[str, Any]) -> str:
     stream = ", ".join(f"{name}={value!r}" for name, value in notes["stream"].items())
     lines = (
         "from afterdrop import Member",
-        "from afterdrop.evaluate.language import StreamSettings",
-        "from afterdrop.select.stream import StreamPredictor",
+        "from afterdrop.evaluation.engines.text import StreamSettings",
+        "from afterdrop.selection.stream_predictor import StreamPredictor",
         "from afterdrop.train import load_model",
         f"member, stream = {member}, StreamSettings({stream})",
         f"model = load_model({str(run)!r}, {which!r}).model",

@@ -6,13 +6,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from afterdrop.cli.run import load_chosen
 from afterdrop.data import TextSet
 from afterdrop.errors import DataError
-from afterdrop.evaluate.language import StreamSettings
+from afterdrop.evaluation.engines.text import StreamSettings
 from afterdrop.models import LanguageModel
-from afterdrop.select.folder import load_choice
-from afterdrop.select.stream import StreamPredictor
+from afterdrop.runs.chosen import load_chosen
+from afterdrop.runs.folder import load_choice
+from afterdrop.selection.stream_predictor import StreamPredictor
 from afterdrop.train.device import choose_device
 
 

@@ -8,18 +8,18 @@ import tyro
 from tyro.conf import Positional
 
 from afterdrop.cli.options import OptionalInt, OptionalPath, OptionalText
-from afterdrop.cli.run import load_chosen, parts_path
 from afterdrop.cli.torchrun import shared_evaluation
 from afterdrop.errors import FileError
-from afterdrop.evaluate.evaluate import Settings
+from afterdrop.evaluation.api import Settings
 from afterdrop.family.member import DET, Grid
 from afterdrop.family.presentation import presentation
 from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel
-from afterdrop.select.folder import load_choice, scores_path
-from afterdrop.select.tables import summary_table
+from afterdrop.runs.chosen import load_chosen, parts_path
+from afterdrop.runs.folder import load_choice, scores_path
+from afterdrop.runs.trained import evaluate_run
+from afterdrop.selection.text_tables import summary_table
 from afterdrop.train.folder import RunFolder
-from afterdrop.trained import evaluate_run
 
 
 def test(

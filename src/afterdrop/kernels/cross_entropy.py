@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from afterdrop.kernels import log_sum_exp
-from afterdrop.kernels.bases import LOG2E
+from afterdrop.kernels.log_constants import LOG2E
 
 _ROWS = {"BLOCK": 2048, "GROUP": 8, "num_warps": 8}
 

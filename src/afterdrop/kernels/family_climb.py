@@ -2,8 +2,8 @@
 
     log M = log(mean p^α) / α, or mean log p         G(b) = log Σ_c exp(b (log M(c) − peak))
 
-Exponentials are taken for the ladder's first octave (`family.ladder`); the others are their
-squares. Logarithms of classes are base 2. Parts of the classes that cannot be seen in the two
+Exponentials are taken for the ladder's first octave (`family.partition_ladder`); the others are
+their squares. Logarithms of classes are base 2. Parts of the classes that cannot be seen in the two
 highest octaves, by the largest sum of each, are left out there.
 
 A row is a half of the samples; with `WHOLE` the other half is `half_stride` behind it.
@@ -14,7 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from afterdrop.kernels.bases import LN2
+from afterdrop.kernels.log_constants import LN2
 
 TOGETHER: tl.constexpr = tl.constexpr(4)  # tiles of classes that are asked for together
 

@@ -18,9 +18,9 @@ import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from afterdrop.kernels.bases import LN2
 from afterdrop.kernels.family_sums import OF_SAMPLES
-from afterdrop.kernels.processors import processors
+from afterdrop.kernels.gpu_properties import processors
+from afterdrop.kernels.log_constants import LN2
 
 # Sizes of programs, the largest first; a tile of the logits is in memory beside the stages.
 _SIZES = (

@@ -9,9 +9,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from afterdrop.family.ladder import EVERY, OCTAVES, STEPS
-from afterdrop.kernels.bases import LN2
+from afterdrop.family.partition_ladder import EVERY, OCTAVES, STEPS
 from afterdrop.kernels.family_climb import climb
+from afterdrop.kernels.log_constants import LN2
 from afterdrop.kernels.sample_sums import LIFT
 
 _FINE: tl.constexpr = tl.constexpr(OCTAVES * STEPS + 2)  # values of the whole

@@ -1,4 +1,4 @@
-"""From logits of mask samples to the family: what `evaluate.accumulate` needs, by the kernels.
+"""From logits of mask samples to the family: what `evaluation.accumulators` needs, by the kernels.
 
 Letters: N targets, K samples in two halves, V classes, A alphas, R rungs of a ladder, b = 1/T.
 """
@@ -9,10 +9,10 @@ import torch
 import triton
 from torch import Tensor
 
-from afterdrop.family.ladder import EVERY, STEPS, Ladder
-from afterdrop.kernels.bases import LOG2E
+from afterdrop.family.partition_ladder import EVERY, STEPS, Ladder
 from afterdrop.kernels.family_climb import TOGETHER
 from afterdrop.kernels.family_nodes import family_nodes, pair_tops
+from afterdrop.kernels.log_constants import LOG2E
 from afterdrop.kernels.sample_sums import LIFTS, power_sums, row_lse
 from afterdrop.transfer import constant
 
@@ -37,7 +37,7 @@ def width(classes: int) -> int:
 
 
 class FamilySums:
-    """Turns logits of targets into what `evaluate.accumulate.distribution` gives.
+    """Turns logits of targets into what `evaluation.accumulators.distribution` gives.
 
     Args:
         alphas: Those of the grid, all in `ALPHAS`.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from afterdrop.kernels.bases import LN2, LOG2E
+from afterdrop.kernels.log_constants import LN2, LOG2E
 
 # A class that is none: far below the peak of none, but not −inf, whose weight would be no number.
 NOTHING: tl.constexpr = tl.constexpr(-2e30)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from afterdrop.kernels.bases import LOG2E
+from afterdrop.kernels.log_constants import LOG2E
 
 
 @triton.jit

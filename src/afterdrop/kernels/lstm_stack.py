@@ -17,10 +17,10 @@ import torch
 import triton
 from torch import Tensor
 
+from afterdrop.kernels.gpu_properties import processors
 from afterdrop.kernels.lstm_backward import backward_cell, backward_products
 from afterdrop.kernels.lstm_forward import forward_tick
 from afterdrop.kernels.lstm_start import start_window
-from afterdrop.kernels.processors import processors
 
 UNIT = 32
 SPLITS = 4

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from afterdrop.kernels.bases import LOG2E
+from afterdrop.kernels.log_constants import LOG2E
 from afterdrop.transfer import constant
 
 _BLOCK = 2048

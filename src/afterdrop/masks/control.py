@@ -18,8 +18,10 @@ from torch.overrides import TorchFunctionMode
 
 from afterdrop.errors import SiteError
 from afterdrop.masks.keep import Keep
+from afterdrop.masks.layout import Layout
 from afterdrop.masks.operators import HANDLERS
-from afterdrop.masks.rows import Layout, Rows, keep_mask, row_uniforms
+from afterdrop.masks.row_masks import keep_mask, row_uniforms
+from afterdrop.masks.rows import Rows
 from afterdrop.masks.uniforms import site_key
 
 

@@ -23,9 +23,10 @@ from torch import Tensor, nn
 from afterdrop.errors import AfterdropError, SiteError
 from afterdrop.masks.control import Control, Place, Visit
 from afterdrop.masks.detect import Detector, Draw
+from afterdrop.masks.layout import Layout, probe_layout
 from afterdrop.masks.mode import eval_mode
+from afterdrop.masks.nested_inputs import batch_size, take_rows
 from afterdrop.masks.outputs import close, output_tensor
-from afterdrop.masks.rows import Layout, batch_size, probe_layout, take_rows
 
 _MASK_KERNELS = ("bernoulli", "bernoulli_", "native_dropout", "_fused_dropout")
 

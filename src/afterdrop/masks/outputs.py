@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from afterdrop.errors import DataError
-from afterdrop.masks.rows import tensors
+from afterdrop.masks.nested_inputs import tensors
 
 
 def output_tensor(output: Any) -> Tensor:

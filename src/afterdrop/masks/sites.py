@@ -11,8 +11,8 @@ from torch import nn
 from afterdrop.errors import SiteError
 from afterdrop.masks.control import Control, Place, Visit
 from afterdrop.masks.dry_run import DryRun
+from afterdrop.masks.layout import Layout
 from afterdrop.masks.outputs import full_precision
-from afterdrop.masks.rows import Layout
 
 _NORMS = nn.modules.batchnorm._NormBase
 

@@ -2,14 +2,14 @@
 
 from typing import Any
 
-from afterdrop.evaluate.protocol import Protocol
-from afterdrop.evaluate.scores import Scores
+from afterdrop.evaluation.protocol import Protocol
+from afterdrop.evaluation.scores.scores import Scores
 from afterdrop.report import figures
 from afterdrop.report.commands import repeat_commands
 from afterdrop.report.parts import Section, Table
+from afterdrop.report.prose import number
 from afterdrop.report.run import Run
 from afterdrop.report.sections import picture
-from afterdrop.report.words import number
 
 _STREAM = {
     "time": "window (tokens)",

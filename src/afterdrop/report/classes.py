@@ -9,8 +9,8 @@ from torch import Tensor
 
 from afterdrop.data import TextSet
 from afterdrop.errors import FileError
+from afterdrop.train.build_task import load_set
 from afterdrop.train.config import TrainConfig
-from afterdrop.train.inputs import load_set
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 from afterdrop import recipes
 from afterdrop.data import names as data_names
-from afterdrop.evaluate.protocol import Protocol
+from afterdrop.evaluation.protocol import Protocol
 from afterdrop.family.member import Grid
 from afterdrop.family.temperature import SPAN
 from afterdrop.report.run import Run

@@ -14,11 +14,11 @@ from afterdrop.report import figures
 from afterdrop.report.outcome import Outcome, find_outcome
 from afterdrop.report.page import made, render
 from afterdrop.report.parts import Page, Section, Table
+from afterdrop.report.prose import number, signed, verdict, with_error
 from afterdrop.report.result import short
 from afterdrop.report.run import Run
 from afterdrop.report.sections import picture
 from afterdrop.report.style import styled
-from afterdrop.report.words import number, signed, verdict, with_error
 
 
 @dataclass(frozen=True)

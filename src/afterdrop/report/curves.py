@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from afterdrop.evaluate.scores import Scores
+from afterdrop.evaluation.scores.scores import Scores
 from afterdrop.family.member import DET, Member
 from afterdrop.report.style import (
     Axes,

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from afterdrop.errors import ScoresError
-from afterdrop.evaluate.scores import Scores
+from afterdrop.evaluation.scores.scores import Scores
 from afterdrop.family.member import DET, Member
 from afterdrop.report.style import Axes, Series, axes, colour, legend, line_style, plain, series
 

@@ -2,7 +2,7 @@
 
 import math
 
-from afterdrop.evaluate.scores import Scores
+from afterdrop.evaluation.scores.scores import Scores
 from afterdrop.family.member import Member
 from afterdrop.report.style import Axes, Rectangle, axes, colour
 

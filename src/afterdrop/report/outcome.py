@@ -4,11 +4,11 @@ import math
 from dataclasses import dataclass
 
 from afterdrop.errors import AfterdropError
-from afterdrop.evaluate.scores import Scores
+from afterdrop.evaluation.scores.scores import Scores
 from afterdrop.family.estimates import Estimate
 from afterdrop.family.member import DET, Member
 from afterdrop.report.run import Run
-from afterdrop.select.select import Selection, select
+from afterdrop.selection.choice import Selection, select
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from afterdrop.report.background import (
 )
 from afterdrop.report.outcome import Outcome, find_outcome
 from afterdrop.report.parts import Page, Section
+from afterdrop.report.prose import certainty, headline
 from afterdrop.report.result import cards, summary_section
 from afterdrop.report.run import Run
 from afterdrop.report.sections import (
@@ -27,7 +28,6 @@ from afterdrop.report.sections import (
     trust_section,
 )
 from afterdrop.report.style import THEME, styled
-from afterdrop.report.words import certainty, headline
 
 
 def build_page(run: Run) -> tuple[Page, Outcome | None]:

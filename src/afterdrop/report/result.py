@@ -2,12 +2,12 @@
 
 import math
 
-from afterdrop.evaluate.scores import Scores
+from afterdrop.evaluation.scores.scores import Scores
 from afterdrop.family.member import DET, Member
 from afterdrop.family.presentation import presentation
 from afterdrop.report.outcome import Outcome
 from afterdrop.report.parts import Card, Section, Table
-from afterdrop.report.words import in_words, number, signed, with_error
+from afterdrop.report.prose import in_words, number, signed, with_error
 
 _SHOWN = 8  # candidates of the ranking
 

@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 import torch
 
 from afterdrop.errors import AfterdropError, FileError
-from afterdrop.evaluate.scores import Scores
+from afterdrop.evaluation.scores.scores import Scores
 from afterdrop.family.member import Member
 from afterdrop.report.classes import Classes, classes_of_data, classes_of_file
 from afterdrop.report.weights import kept_fingerprints
-from afterdrop.select.folder import load_choice, load_scores, member_path, scores_path
+from afterdrop.runs.folder import load_choice, load_scores, member_path, scores_path
 from afterdrop.train.config import TrainConfig
 from afterdrop.train.folder import RunFolder
 from afterdrop.tune.settings import STUDY_FILE

@@ -4,16 +4,16 @@ import math
 
 import torch
 
-from afterdrop.evaluate.scores import Scores
+from afterdrop.evaluation.scores.scores import Scores
 from afterdrop.family.member import DET, Member
 from afterdrop.report import figures
 from afterdrop.report.classes import Classes, shown_name
 from afterdrop.report.outcome import Outcome
 from afterdrop.report.parts import Picture, Section, Table
+from afterdrop.report.prose import number, signed, with_error
 from afterdrop.report.result import shown_members
 from afterdrop.report.style import Axes
 from afterdrop.report.svg import inline_svg
-from afterdrop.report.words import number, signed, with_error
 
 _FEW_CLASSES = 30  # that get a point each
 _WORDS = 6  # classes listed with the largest gain, and with the largest loss

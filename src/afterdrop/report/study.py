@@ -9,10 +9,10 @@ from afterdrop.files import write_atomic
 from afterdrop.report import study_figures as figures
 from afterdrop.report.page import made, render
 from afterdrop.report.parts import Card, Page, Section, Table
+from afterdrop.report.prose import number, signed
 from afterdrop.report.sections import picture
 from afterdrop.report.study_figures import short
 from afterdrop.report.style import styled
-from afterdrop.report.words import number, signed
 from afterdrop.tune.backend import Trial, importance
 from afterdrop.tune.ledger import ends, origin
 from afterdrop.tune.rerun import Ranked

@@ -2,10 +2,10 @@
 
 from pathlib import Path
 
-from afterdrop.evaluate.fingerprint import fingerprint
+from afterdrop.models.fingerprint import fingerprint
 from afterdrop.train import load_model
 from afterdrop.train.folder import RunFolder
-from afterdrop.train.saved import Which
+from afterdrop.train.load_run import Which
 
 
 def kept_fingerprints(path: Path) -> set[str]:

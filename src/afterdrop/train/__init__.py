@@ -2,10 +2,10 @@
 
 from afterdrop.train.checks import ConfigError, DivergedError, TrainError
 from afterdrop.train.config import TrainConfig, differences
+from afterdrop.train.load_run import LoadedRun, load_model
 from afterdrop.train.objective import prior_scale
 from afterdrop.train.plan import ModelPlan
 from afterdrop.train.run import TrainResult, run
-from afterdrop.train.saved import LoadedRun, load_model
 
 __all__ = [
     "ConfigError",

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 
 from afterdrop.ranks import Ranks, Splitting, current
+from afterdrop.train.build_task import build_task, load_set, require_same
 from afterdrop.train.checkpoint import Checkpoint, read_checkpoint, read_facts
 from afterdrop.train.checks import TrainError, check_number, check_one_of
 from afterdrop.train.config import TrainConfig, differences
 from afterdrop.train.device import choose_device
 from afterdrop.train.folder import RESUMES, Resume, RunFolder, locked
-from afterdrop.train.inputs import build_task, load_set, require_same
 from afterdrop.train.loop import Loop, Watch
 from afterdrop.train.objective import prior_scale
 from afterdrop.train.progress import Progress, present

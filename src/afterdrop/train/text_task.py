@@ -17,8 +17,8 @@ from afterdrop.models import LanguageModel
 from afterdrop.ranks import ALONE, Ranks
 from afterdrop.train.checks import TrainError
 from afterdrop.train.config import TrainConfig
-from afterdrop.train.held_windows import Window, held_windows
 from afterdrop.train.objective import data_loss
+from afterdrop.train.validation_windows import Window, held_windows
 from afterdrop.train.whole_masks import RankRows, whole_masks
 
 State = tuple[tuple[Tensor, Tensor], ...]

@@ -14,13 +14,13 @@ from typing import Literal
 import torch
 
 from afterdrop.errors import MemberError, SiteError
-from afterdrop.evaluate.evaluate import Settings
-from afterdrop.evaluate.scores import Scores
+from afterdrop.evaluation.api import Settings
+from afterdrop.evaluation.scores.scores import Scores
 from afterdrop.family.member import DET, Grid, Member
 from afterdrop.masks.uniforms import Plan
+from afterdrop.runs.trained import evaluate_run
 from afterdrop.train import load_model
 from afterdrop.train.checks import check_count, check_one_of
-from afterdrop.trained import evaluate_run
 
 Temperature = Literal["optimal", "plain"]
 NAMED = {"det": DET, "gmc": Member(0.0, 1.0), "amc": Member(1.0, 1.0)}

@@ -1,0 +1,1 @@
+"""Engines: how the samples of a batch are computed."""

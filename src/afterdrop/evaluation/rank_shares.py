@@ -1,0 +1,147 @@
+"""An evaluation shared by ranks: which share each has, and joining the shares exactly.
+
+Masks belong to examples and multipliers, not to processes, so any division gives the same numbers:
+
+    batches       dealt out in turn to the ranks; results are put back in the order of the examples
+    multipliers   where each batch needs the one before it (a sampled carry): every rank runs all
+                  batches for a contiguous share of the multipliers
+
+Results are only moved, never added: the Scores of N ranks hold the bits that the ranks computed.
+"""
+
+import contextlib
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from afterdrop.errors import DataError, FileError, RankError
+from afterdrop.evaluation.engines.generic import concatenate
+from afterdrop.evaluation.protocol import Protocol
+from afterdrop.evaluation.scores.scores import Scores
+from afterdrop.family.member import Grid
+from afterdrop.ranks import Ranks
+
+Results = dict[str, Tensor]
+
+
+def agree(protocol: Protocol, ranks: Ranks) -> Protocol:
+    """The protocol of rank 0, if all ranks evaluate the same model with the same settings.
+
+    Raises:
+        ScoresError: If they do not; names the first difference.
+    """
+    if ranks.count == 1:
+        return protocol
+    first, *others = map(Protocol.from_json, ranks.gather(protocol.to_json()))
+    for rank, other in enumerate(others, start=1):
+        # The bracket comes from logits, whose last bits differ between devices: rank 0's counts.
+        same = dataclasses.replace(other, low=first.low, high=first.high)
+        first.require_same(same, f"the evaluations of rank 0 and rank {rank}")
+    return first
+
+
+def check_same_data(seen: str, ranks: Ranks) -> None:
+    """Requires that every rank went through the same batches.
+
+    Args:
+        seen: A digest of what this rank went through.
+        ranks: Who shares the work.
+
+    Raises:
+        DataError: If they did not.
+    """
+    if ranks.count > 1 and len(set(ranks.gather(seen))) > 1:
+        raise DataError(
+            "the ranks were given different batches; give every rank all of the data in the same "
+            "order (no DistributedSampler): evaluate itself shares the work"
+        )
+
+
+def gather_results(results: Results, ranks: Ranks) -> Results:
+    """The results of all ranks in the order of the examples, on every rank.
+
+    Example:
+        >>> mixed = {"examples": torch.tensor([2, 2, 0, 1]), "targets": torch.tensor([5, 6, 7, 8])}
+        >>> gather_results(mixed, Ranks())["targets"]
+        tensor([7, 8, 5, 6])
+    """
+    order: Tensor | None = None
+    joined: Results = {}
+    examples_first = sorted(results.items(), key=lambda item: item[0] != "examples")
+    for name, shares in ranks.gather_tensors(dict(examples_first)):
+        whole = shares[0] if len(shares) == 1 else torch.cat(shares, -1)
+        if name == "examples" and bool((whole[1:] < whole[:-1]).any()):
+            order = whole.argsort(stable=True)  # targets of one example keep their order
+        joined[name] = whole if order is None else whole.index_select(-1, order)
+    return joined
+
+
+def split_multipliers(
+    grid: Grid,
+    ranks: Ranks,
+    resume: str | Path | None,
+    fits: Callable[[Protocol], bool],
+    run: Callable[[Grid, Path | None], Scores],
+) -> Scores:
+    """Shares an evaluation over ranks by its multipliers.
+
+    Args:
+        grid: All members.
+        ranks: Who shares the work.
+        resume: The folder for finished parts.
+        fits: Whether kept scores are of this evaluation, whatever their multipliers.
+        run: Evaluates some members, with a folder for its own parts.
+
+    Raises:
+        RankError: If there are more ranks than multipliers.
+    """
+    most = max(1, len(grid.stochastic))
+    if ranks.count > most:
+        raise RankError(
+            f"{ranks.count} ranks cannot share {len(grid.stochastic)} multipliers above 0: with "
+            "carry='sampled' windows run in order, so ranks share the multipliers. Start at most "
+            f"{most}, or use carry='deterministic', where they share windows."
+        )
+    mine = dataclasses.replace(grid, multipliers=grid.stochastic[ranks.share(most)])
+    own = None if resume is None else Path(resume) / f"rank-{ranks.rank}-of-{ranks.count}"
+    scores = _kept_or_run(mine, own, fits, run)
+    protocol = agree(dataclasses.replace(scores.protocol, grid=grid), ranks)
+    joined: Results = {}
+    for name, shares in ranks.gather_tensors(scores.tensors):
+        sampled = name.startswith("mc_")
+        joined |= (
+            concatenate([{name: share} for share in shares], 0) if sampled else {name: shares[0]}
+        )
+    if own is not None:
+        _file(own).unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # the last rank to come here removes it
+            own.parent.rmdir()
+    return Scores(protocol, joined)
+
+
+def _kept_or_run(
+    grid: Grid,
+    own: Path | None,
+    fits: Callable[[Protocol], bool],
+    run: Callable[[Grid, Path | None], Scores],
+) -> Scores:
+    """A rank's share, from before an interruption if it was done then."""
+    if own is None:
+        return run(grid, None)
+    if _file(own).exists():
+        scores = Scores.load(_file(own))
+        if scores.protocol.grid != grid or not fits(scores.protocol):
+            raise FileError(
+                f"{_file(own)} is of another evaluation; remove {own.parent} to begin again"
+            )
+        return scores
+    scores = run(grid, own)
+    scores.save(_file(own))  # whatever becomes of the others, this share is done
+    return scores
+
+
+def _file(own: Path) -> Path:
+    return own.with_suffix(".safetensors")

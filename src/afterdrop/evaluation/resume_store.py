@@ -1,0 +1,175 @@
+"""Finished parts of an evaluation, kept on disk so that an interrupted one goes on.
+
+A part holds the results of a few batches. Parts are written every half minute and on interruption;
+put in the order of the examples they are what an uninterrupted evaluation would have held. Where
+ranks share the work each writes its own parts, rank 0 takes up those of all, and the batches that
+are left are dealt out anew: an evaluation goes on with any number of ranks.
+"""
+
+import contextlib
+import hashlib
+import time
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from afterdrop.errors import FileError, ScoresError
+from afterdrop.evaluation.engines.generic import Worker
+from afterdrop.evaluation.passes import Batch
+from afterdrop.evaluation.pipeline import Pieces
+from afterdrop.evaluation.protocol import Protocol, digest
+from afterdrop.evaluation.rank_shares import check_same_data, gather_results
+from afterdrop.evaluation.result_buffer import Collected
+from afterdrop.evaluation.scores.scores_file import read_tensors, write_tensors
+from afterdrop.files import make_folder
+from afterdrop.masks.nested_inputs import tensors as all_tensors
+from afterdrop.ranks import ALONE, Ranks
+
+_SECONDS = 30.0
+_CARRIED = "carried_"
+
+
+class Parts:
+    """Collects the results of batches; with a folder, also keeps them there.
+
+    Args:
+        folder: Where parts are kept, or None to keep nothing.
+        protocol: Of this evaluation; parts of another one are refused.
+        worker: Whose carried state, if it has one, is kept with the parts.
+        first_example: Number of the first example.
+        ranks: Who shares the batches.
+        expected: All targets of the data, if known: room for them is made at once.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path | None,
+        protocol: Protocol,
+        worker: Worker,
+        first_example: int,
+        ranks: Ranks = ALONE,
+        expected: int | None = None,
+    ) -> None:
+        self.folder = None if folder is None else Path(folder)
+        if self.folder is not None:  # now, rather than when there is something to lose
+            make_folder(self.folder)
+        self.protocol, self.worker, self.first_example = protocol, worker, first_example
+        self.ranks = ranks
+        self._results = Collected(expected if ranks.count == 1 else None)  # ranks have shares
+        self._fresh: list[int] = []  # numbers of the batches whose results are not on disk
+        self._seen = self._left = 0
+        self._data = hashlib.blake2b(digest_size=12)
+        self._saved = 0.0
+        # Of finished batches, by number.
+        self._digests = dict(ranks.told(self._load))
+        self._kept = self._results.count  # targets whose results are on disk
+
+    def due(self, number: int, batch: Batch) -> bool:
+        """Whether a batch is this rank's to evaluate; refuses a finished one whose data changed."""
+        self._seen = number + 1
+        if self.ranks.count > 1:
+            self._data.update(digest([("targets", batch.host)]).encode())
+        if number not in self._digests:
+            self._left += 1
+            return (self._left - 1) % self.ranks.count == self.ranks.rank
+        if self._digests[number] != _digest(batch):
+            raise FileError(
+                f"batch {number} is not the one that was evaluated before the interruption in "
+                f"{self.folder}; give the same data in the same order, or remove that folder"
+            )
+        return False
+
+    def add(self, number: int, batch: Batch, results: Pieces) -> None:
+        """Adds the results of a batch that was due."""
+        self._results.add(results)
+        self._digests[number] = _digest(batch) if self.folder is not None else ""
+        self._fresh.append(number)
+        if time.monotonic() - self._saved > _SECONDS:
+            self._save()
+
+    def finish(self) -> dict[str, Tensor]:
+        """All results joined; the parts on disk are not needed any more."""
+        if max(self._digests, default=-1) >= self._seen:
+            raise FileError(
+                f"{self.folder} holds {len(self._digests)} finished batches, the data now have "
+                f"{self._seen}; give the same data, or remove that folder"
+            )
+        joined = self._results.since(0)
+        if self.ranks.count > 1:
+            self._save()  # whatever becomes of the others, this share is done
+            check_same_data(self._data.hexdigest(), self.ranks)
+        joined = gather_results(joined, self.ranks)
+        if self.folder is not None and self.folder.exists():
+            with contextlib.suppress(OSError):  # another rank may remove the same
+                for path in self.folder.glob("part-*.safetensors"):
+                    path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # what else is in the folder is not ours
+                self.folder.rmdir()
+        return joined
+
+    def __enter__(self) -> "Parts":
+        self._saved = time.monotonic()
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        if kind is not None:
+            self._save()
+            if self.folder is not None and not self._digests:
+                with contextlib.suppress(OSError):
+                    self.folder.rmdir()
+
+    def _save(self) -> None:
+        self._saved = time.monotonic()
+        if self.folder is None or not self._fresh:
+            return
+        joined = self._results.since(self._kept)
+        note = {
+            "protocol": self.protocol.to_json(),
+            "numbers": self._fresh,
+            "digests": [self._digests[number] for number in self._fresh],
+            "first_example": self.first_example,
+        }
+        carried = {_CARRIED + name: tensor for name, tensor in self.worker.carried().items()}
+        write_tensors(self._next_path(self.folder), {**joined, **carried}, note)
+        self._fresh, self._kept = [], self._results.count
+
+    def _next_path(self, folder: Path) -> Path:
+        rank = "" if self.ranks.count == 1 else f"-rank-{self.ranks.rank}"
+        taken = len(list(folder.glob(f"part-*{rank}.safetensors"))) if folder.exists() else 0
+        return folder / f"part-{taken:05d}{rank}.safetensors"
+
+    def _load(self) -> list[tuple[int, str]]:
+        """Takes up the parts in the folder; returns number and digest of their batches."""
+        found: list[tuple[int, str]] = []
+        if self.folder is None or not self.folder.exists():
+            return found
+        for path in sorted(self.folder.glob("part-*.safetensors")):
+            results, note = read_tensors(path)
+            if "digests" not in note or "numbers" not in note:
+                raise FileError(f"{path} is no part of an evaluation; remove {self.folder}")
+            try:
+                self.protocol.require_same(
+                    Protocol.from_json(note["protocol"]),
+                    f"this evaluation and the parts in {self.folder}",
+                )
+            except ScoresError as error:
+                raise ScoresError(f"{error}; or remove that folder, to begin anew") from None
+            if note["first_example"] != self.first_example:
+                raise FileError(
+                    f"the parts in {self.folder} start at first_example={note['first_example']}, "
+                    f"not {self.first_example}; give the same, or remove that folder"
+                )
+            carried = {n: results.pop(n) for n in list(results) if n.startswith(_CARRIED)}
+            self.worker.restore({n.removeprefix(_CARRIED): t for n, t in carried.items()})
+            self._results.add(results)
+            found += zip(note["numbers"], note["digests"])
+        return found
+
+
+def _digest(batch: Batch) -> str:
+    given = all_tensors(batch.given)
+    # States that a model carried there lie on its device, where reading them would wait for the
+    # batches under way; they follow from the tokens of the batches before.
+    there = [tensor for tensor in given if tensor.device.type == "cpu"] or given
+    return digest((str(i), tensor) for i, tensor in enumerate([*there, batch.host]))

@@ -1,0 +1,1 @@
+"""Scores: the results of an evaluation, per target."""

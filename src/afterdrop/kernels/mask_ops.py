@@ -1,0 +1,195 @@
+"""Masks of any site, and dropout with them, in one kernel each.
+
+The fast form of `masks.row_masks.keep_mask` and of `Keep.drop`, to the bit, and of
+`Keep.attention`. Dropout reads its tensor and writes the result; its mask never leaves the registers.
+
+Letters as in `dropout`, whose kernels these are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import math
+from functools import cached_property, lru_cache
+
+import torch
+import triton
+from torch import Tensor
+
+from afterdrop.kernels import dropout
+from afterdrop.kernels.uniform import Draws, cuts, draws, why_not_drawn
+from afterdrop.masks import row_masks as plain
+from afterdrop.masks.keep import Keep
+from afterdrop.masks.layout import Layout, coordinates
+from afterdrop.masks.rows import Rows
+from afterdrop.masks.uniforms import hashed
+
+_MOST_SAMPLES, _MOST_UNITS = 16, 128  # of a block
+_LONGEST_LINE = 4096  # keys of a query; as many numbers as fit the registers of a program
+
+
+@lru_cache(maxsize=64)
+def _hashes(coords: tuple[int, ...], device: torch.device) -> Tensor:
+    """The words of all units of an example [U], without that of the example."""
+    words = torch.zeros((), dtype=torch.int64, device=device)
+    for dim, size in enumerate(coords):
+        words = words.unsqueeze(-1) + hashed(dim, size, device)
+    return words.flatten()
+
+
+@lru_cache(maxsize=256)
+def _numbers(
+    rates: tuple[float, ...], size: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """What rates divide [3, M], and the factors of what is kept, as a mask of a dtype has them."""
+    own = torch.tensor(rates)
+    factors = torch.ones(len(rates), dtype=dtype).div_(1.0 - (own if len(own) > 1 else rates[0]))
+    wide = factors.to(torch.float64 if dtype == torch.float64 else torch.float32)
+    return cuts(own, size).to(device), wide.to(device)
+
+
+_draws = lru_cache(maxsize=16)(draws)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Draw:
+    """What the kernels need to draw the masks of a site.
+
+    Attributes:
+        rows: The rows of the pass.
+        examples: [P] numbers that key the masks.
+        site: The key of site and call.
+        coords: Sizes of an example's coordinates.
+        at: Where the rows come between them.
+        rates: Of dropping, for each multiplier.
+        like: A tensor of the mask's dtype and device.
+        found: Tables and keys.
+    """
+
+    rows: Rows
+    examples: Tensor
+    site: int
+    coords: tuple[int, ...]
+    at: int
+    rates: tuple[float, ...]
+    like: Tensor
+    found: Draws
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """S, P, M and U."""
+        S, P, M = len(self.rows.samples), len(self.examples), len(self.rates)
+        return S, P, M, math.prod(self.coords)
+
+    @property
+    def numbers(self) -> tuple[Tensor, Tensor]:
+        """What the rates divide, first themselves, and factors."""
+        return _numbers(self.rates, self.found.size, self.like.dtype, self.like.device)
+
+    def launch(
+        self, kernel: triton.JITFunction, *arguments: object, line: int = 0, **options: bool
+    ) -> None:
+        """Runs a kernel over examples, blocks of units (or lines of so many) and of samples."""
+        S, P, _, U = self.sizes
+        block, first = divmod(self.rows.samples.start, self.found.size)
+        block_u = triton.next_power_of_2(line or min(_MOST_UNITS, U))
+        block_k = min(_MOST_SAMPLES, triton.next_power_of_2(S), max(1, _LONGEST_LINE // block_u))
+        pieces = U // line if line else triton.cdiv(U, block_u)
+        kernel[(pieces * P, triton.cdiv(S, block_k))](
+            *arguments,
+            *self.sizes,
+            self.examples,
+            self.site,
+            _hashes(self.coords, self.like.device),
+            self.found.tables[block],
+            self.found.keys[block:],
+            *self.found.numbers,
+            first,
+            **options,
+            BLOCK_K=block_k,
+            BLOCK_U=block_u,
+            num_warps=8 if block_k * block_u > _MOST_SAMPLES * _MOST_UNITS else 4,
+            maxnreg=128,  # more would leave a multiprocessor one program where lines are unaligned
+        )
+
+
+class Drawn(Keep):
+    """A mask that is only made if something else than `drop` asks for it."""
+
+    draw: _Draw
+
+    def __init__(
+        self, draw: _Draw, rate: Tensor | float, dim: int | None, sizes: tuple[int, ...]
+    ) -> None:
+        for name, value in {"draw": draw, "rate": rate, "dim": dim, "sizes": sizes}.items():
+            object.__setattr__(self, name, value)
+
+    @cached_property
+    def mask(self) -> Tensor:
+        """1 where a unit is kept, 0 where it is dropped."""
+        S, P, M, U = self.draw.sizes
+        mask = torch.empty(M, S, P, U, dtype=self.draw.like.dtype, device=self.draw.like.device)
+        self.draw.launch(dropout.keep, mask, self.draw.numbers[0])
+        at = self.draw.at
+        return mask.view(M, S, P, *self.draw.coords).movedim((0, 1, 2), (at, at + 1, at + 2))
+
+    def drop(self, x: Tensor) -> Tensor:
+        """See `Keep.drop`."""
+        S, P, M, U = self.draw.sizes
+        if x.numel() != S * P * M * U:  # what a mask value is shared by
+            return super().drop(x)
+        inner = self.draw.coords[self.draw.at :]
+        outer = math.prod(self.draw.coords[: self.draw.at])
+        four = _viewed(x, (outer, M * S * P), inner)
+        if four is None:
+            x = x.contiguous()
+            four = x.view(outer, M * S * P, 1, math.prod(inner))
+        out = torch.empty_like(x)
+        result = out.view(four.shape)
+        sizes = four.shape[2:]
+        split = outer > 1 or sizes[0] > 1
+        strides = *four.stride(), *result.stride()
+        self.draw.launch(
+            dropout.drop, four, result, *self.draw.numbers, *sizes, *strides, SPLIT=split
+        )
+        return out
+
+    def attention(self, scores: Tensor, causal: bool) -> Tensor:
+        """See `Keep.attention`."""
+        *_, queries, keys = scores.shape
+        rows_first = self.draw.at == 0 and scores.dim() > 2 and scores.is_contiguous()
+        if not rows_first or keys > _LONGEST_LINE:
+            return super().attention(scores, causal)
+        numbers = self.draw.numbers
+        self.draw.launch(dropout.attend, scores, *numbers, queries, keys, line=keys, CAUSAL=causal)
+        return scores
+
+
+def _viewed(x: Tensor, outside: tuple[int, int], inner: tuple[int, ...]) -> Tensor | None:
+    """A tensor as [A, rows, B, C] without a copy, in one run of units if it can be; else None."""
+    for last in (math.prod(inner), *inner[-1:]):
+        with contextlib.suppress(RuntimeError):
+            return x.view(*outside, math.prod(inner) // last, last)
+    return None
+
+
+def keep_mask(rows: Rows, key: int, layout: Layout, like: Tensor, rate: float) -> Keep:
+    """See `masks.row_masks.keep_mask`, which does what these kernels do not."""
+    shape = list(like.shape)
+    if layout.dim is None or shape[layout.dim] % len(rows) or not like.numel():
+        return plain.keep_mask(rows, key, layout, like, rate)
+    if why_not_drawn(rows.plan):
+        return plain.keep_mask(rows, key, layout, like, rate)
+    found = _draws(rows.plan, like.device)
+    if rows.samples.stop > (rows.samples.start // found.size + 1) * found.size:
+        return plain.keep_mask(rows, key, layout, like, rate)
+    coords, at, flattened = coordinates(shape, layout, len(rows))
+    rates = tuple(m * rate for m in rows.multipliers)
+    examples = rows.keys(layout).to(like.device)
+    draw = _Draw(rows, examples, key, tuple(coords), at, rates, like, found)
+    column = [len(rates)] + [1] * (len(coords) + 2 - at)
+    three = (len(rates), len(rows.samples), len(rows.examples))
+    sizes = (*flattened, *three) if at > layout.dim else (*three, *flattened)
+    each = draw.numbers[0][0].view(column) if len(rates) > 1 else rates[0]
+    return Drawn(draw, each, layout.dim, sizes)

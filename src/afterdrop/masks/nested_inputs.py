@@ -1,0 +1,53 @@
+"""Tensors in nested inputs, and copies of some of their examples."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from afterdrop.errors import DataError
+
+
+def batch_size(inputs: Any, batch_dim: int) -> int:
+    """The size of the batch dimension of the first tensor in nested inputs."""
+    for tensor in tensors(inputs):
+        if tensor.dim() > batch_dim:
+            return tensor.shape[batch_dim]
+    raise DataError(
+        f"no input tensor has a dimension {batch_dim}; give tensors (or tuples or dicts of them) "
+        "whose batch dimension is batch_dim"
+    )
+
+
+def tensors(inputs: Any) -> list[Tensor]:
+    """All tensors in nested tuples, lists and mappings, in order."""
+    if isinstance(inputs, Tensor):
+        return [inputs]
+    if isinstance(inputs, Mapping):
+        return [tensor for value in inputs.values() for tensor in tensors(value)]
+    if isinstance(inputs, Sequence) and not isinstance(inputs, str | bytes):
+        return [tensor for value in inputs for tensor in tensors(value)]
+    return []
+
+
+def take_rows(inputs: Any, batch_dim: int, batch: int, start: int, stop: int, copies: int) -> Any:
+    """Copies of the examples start:stop of nested inputs, `copies` times after each other.
+
+    A tensor follows the batch if its `batch_dim` has size `batch`; everything else is passed on.
+    """
+    if isinstance(inputs, Tensor):
+        if inputs.dim() <= batch_dim or inputs.shape[batch_dim] != batch:
+            return inputs
+        part = inputs.narrow(batch_dim, start, stop - start)
+        if copies == 1:
+            return part.clone()  # the model may write into its input
+        times = [1] * part.dim()
+        times[batch_dim] = copies
+        return part.repeat(times)
+    if isinstance(inputs, Mapping):
+        return {k: take_rows(v, batch_dim, batch, start, stop, copies) for k, v in inputs.items()}
+    if isinstance(inputs, tuple) and hasattr(inputs, "_fields"):
+        return type(inputs)(*(take_rows(v, batch_dim, batch, start, stop, copies) for v in inputs))
+    if isinstance(inputs, list | tuple):
+        return type(inputs)(take_rows(v, batch_dim, batch, start, stop, copies) for v in inputs)
+    return inputs

@@ -1,0 +1,264 @@
+"""The whole chain of a reproduction: train, evaluate and select, within some minutes, resumably.
+
+Every job gets its share of the time: most for training, the rest for evaluation. Short probes tell
+how many turns and targets fit; what they decide is kept in `plan.json`, so that the same command,
+given again, goes on with the same plan.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from afterdrop.errors import AfterdropError, FileError
+from afterdrop.evaluation.api import Settings
+from afterdrop.evaluation.scores.scores import Scores
+from afterdrop.family.member import Grid
+from afterdrop.files import read_json, write_json
+from afterdrop.masks.uniforms import Plan
+from afterdrop.reproduce.jobs import MASKS, Job
+from afterdrop.runs.chosen import parts_path
+from afterdrop.runs.folder import load_scores, member_path, save_choice, scores_path
+from afterdrop.runs.trained import evaluate_run
+from afterdrop.selection.choice import select
+from afterdrop.train import TrainConfig, load_model
+from afterdrop.train import run as train_run
+from afterdrop.train.folder import RunFolder
+
+TRAINING = 0.65  # share of a job's time
+PROBE_STEPS = 10
+LEAST_TURNS = 8  # for a drop of the learning rate to be worth its name
+SPLITS = {"valid": 0.45, "train": 0.3, "test": 0.25}  # shares of the time for evaluation
+NINE = (0.0, 0.8, 0.9, 1.0)
+_KIND, _VERSION = "afterdrop-chain", 1
+
+
+@dataclass
+class Chain:
+    """A reproduction in a folder.
+
+    Attributes:
+        out: The folder; runs lie below `runs`.
+        data: The folder of the named sets.
+        minutes: Time for all jobs together.
+        device: Where to train and evaluate.
+        num_samples: Mask samples K.
+        progress: Whether bars are shown.
+        say: Where lines about the progress go.
+    """
+
+    out: Path
+    data: Path | None
+    minutes: float
+    device: str
+    num_samples: int
+    progress: bool = True
+    say: Callable[[str], None] = print
+
+    def run(self, jobs: list[Job]) -> tuple[list[Path], list[str]]:
+        """Does all jobs; returns their run folders and what went wrong."""
+        plans = self._read_plan()
+        total = sum(job.share for job in jobs)
+        runs, faults = [], []
+        for number, job in enumerate(jobs):
+            seconds = 60 * self.minutes * job.share / total
+            self.say(f"[{number + 1}/{len(jobs)}] {job.name}: {seconds / 60:.1f} min planned")
+            try:
+                self._do(job, seconds, plans)
+            except AfterdropError as error:
+                faults.append(f"{job.name}: {error}")
+                self.say(f"  failed: {error}")
+            if (self.path(job) / "config.json").exists():
+                runs.append(self.path(job))
+        return runs, faults
+
+    def path(self, job: Job) -> Path:
+        """The run folder of a job."""
+        return self.out / "runs" / job.name
+
+    def _do(self, job: Job, seconds: float, plans: dict[str, Any]) -> None:
+        folder = self.path(job)
+        plan = plans.setdefault(job.name, {})
+        if "turns" not in plan:
+            twins = [plans[name] for name in MASKS if job.masks and "turns" in plans.get(name, {})]
+            # Runs of Table 5 may differ in their masks only, so the first decides for all.
+            fitted = twins[0] if twins else self._fit_turns(job, TRAINING * seconds)
+            plan.update({name: fitted[name] for name in ("turns", "steps_per_turn")})
+            self._write_plan(plans)
+        if not plan.get("trained"):
+            config = shorten(job.config, plan["turns"], plan["steps_per_turn"])
+            limit = 2 * TRAINING * seconds / 60
+            result = train_run(
+                config,
+                folder,
+                data=self.data,
+                device=self.device,
+                max_minutes=limit,
+                progress=self.progress,
+            )
+            if not result.finished and result.reason != "max_minutes":
+                raise KeyboardInterrupt  # the run saved itself; the chain must not go on
+            if not self.progress:  # else the bar has said it
+                self.say(f"  {result.message}")
+            plan["trained"] = True
+            self._write_plan(plans)
+        for split, share in SPLITS.items():
+            self._evaluate(job, split, (1 - TRAINING) * seconds * share, plans)
+        if not job.masks and not member_path(folder).exists():
+            scores = load_scores(folder, "valid")
+            choice = select(scores, resamples=0)
+            save_choice(folder, scores, choice)
+            self.say(str(choice))
+
+    def _fit_turns(self, job: Job, seconds: float) -> dict[str, int]:
+        """As many turns as fit, from the speed of a few steps and of a validation."""
+        probe = self.out / "probe"
+        shutil.rmtree(probe, ignore_errors=True)
+        config = shorten(job.config, 2, PROBE_STEPS)
+        result = train_run(config, probe, data=self.data, device=self.device, progress=False)
+        if not result.finished:
+            raise KeyboardInterrupt
+        _, first, second = RunFolder(probe).read_metrics()  # the first turn is the warm-up
+        shutil.rmtree(probe)
+        objective = job.config.objective
+        step = objective.batch_size * (objective.window or 1) / second["targets_per_second"]
+        validation = second["seconds"] - first["seconds"] - PROBE_STEPS * step
+        return fit_turns(job.config, seconds, step, max(validation, step))
+
+    def _evaluate(self, job: Job, split: str, seconds: float, plans: dict[str, Any]) -> None:
+        folder = self.path(job)
+        path = scores_path(folder, split)
+        if path.exists() or (job.masks and split == "train"):
+            return
+        limits = plans[job.name].setdefault("limits", {})
+        settings = self._settings(job, split)
+        if job.masks:
+            limits[split] = None
+        if split not in limits:
+            limits[split] = self._fit_limit(folder, split, settings, seconds)
+            self._write_plan(plans)
+        settings = replace(
+            settings,
+            limit=limits[split],
+            resume=parts_path(folder, split),
+            progress=self.progress,
+        )
+        scores = self._scores(folder, split, settings)
+        scores.save(path)
+        self.say(f"  {scores}")
+
+    def _settings(self, job: Job, split: str) -> Settings:
+        """Table 5 is deterministic; Table 1 needs all multipliers, Table 4 both tempers."""
+        if job.masks:
+            return Settings(Grid((0.0,), (0.0,)), Plan(2), split)
+        grid = Grid((0.0, 0.5, 1.0), NINE if split == "test" else Grid().multipliers)
+        if split != "train":
+            grid = replace(grid, temper="sample")
+        return Settings(grid, Plan(self.num_samples), split)
+
+    def _fit_limit(
+        self, folder: Path, split: str, settings: Settings, seconds: float
+    ) -> int | None:
+        """As many targets as fit, from the time that a few take; None is all."""
+        config = RunFolder(folder).read_config()[0]
+        few = 2 * (config.objective.window or 10)
+        times = [time.perf_counter()]
+        for limit in (few, 4 * few):  # the difference is free of what loading takes
+            self._scores(folder, split, replace(settings, limit=limit))
+            times.append(time.perf_counter())
+        a_few = max(times[2] - 2 * times[1] + times[0], 1e-3) / 3
+        limit = int(few * seconds / a_few)
+        return None if limit >= self._size(folder, split) else max(limit, few)
+
+    def _scores(self, folder: Path, split: str, settings: Settings) -> Scores:
+        loaded = load_model(folder, device=self.device)
+        return evaluate_run(loaded, split, settings, {}, self.data)
+
+    def _size(self, folder: Path, split: str) -> int:
+        found: Any = load_model(folder).load_data(self.data)
+        part = getattr(found, split)
+        return len(getattr(part, "labels", part))
+
+    def _read_plan(self) -> dict[str, Any]:
+        path = self.out / "plan.json"
+        if not path.exists():
+            return {}
+        content = read_json(path, _KIND, _VERSION)
+        if content["asked"] != self._asked():
+            raise FileError(
+                f"{path} was made for {_listed(content['asked'])}, now it is "
+                f"{_listed(self._asked())}; give the same options to go on, or another --out"
+            )
+        return content["jobs"]
+
+    def _write_plan(self, plans: Mapping[str, Any]) -> None:
+        content = {"asked": self._asked(), "jobs": dict(plans)}
+        write_json(self.out / "plan.json", _KIND, _VERSION, content)
+
+    def _asked(self) -> dict[str, Any]:
+        """What the plan depends on."""
+        return {"minutes": self.minutes, "device": self.device, "num_samples": self.num_samples}
+
+
+def shorten(config: TrainConfig, turns: int, steps_per_turn: int) -> TrainConfig:
+    """A configuration with fewer turns: the learning rate drops, or averaging starts, at 4/5.
+
+    Example:
+        >>> from afterdrop import recipes
+        >>> shorten(recipes.load("ptb-24m").config, 10, 50).schedule.drop_latest
+        8
+    """
+    if (turns, steps_per_turn) == (config.schedule.turns, config.schedule.steps_per_turn):
+        return config
+    late = max(1, int(0.8 * turns))
+    changes: dict[str, Any] = {
+        "schedule.turns": turns,
+        "schedule.steps_per_turn": steps_per_turn,
+        "schedule.stop_patience": None,
+        "schedule.stop_rampup": 0,
+        "schedule.stop_targets": [],
+    }
+    if config.averaging.latest is not None:
+        changes |= {"averaging.latest": late, "averaging.patience": None}
+    else:
+        changes |= {"schedule.drop_latest": late, "schedule.drop_patience": max(1, turns // 8)}
+    return config.override(changes)
+
+
+def fit_turns(
+    config: TrainConfig, seconds: float, step: float, validation: float
+) -> dict[str, int]:
+    """Turns and steps a turn that fit into some seconds.
+
+    The recipe's turns, as many as fit; where these are too few for a drop of the learning rate,
+    shorter ones, of which validation takes a fifth of the time at most.
+
+    Args:
+        config: The recipe.
+        seconds: For training.
+        step: Seconds of a step.
+        validation: Seconds of a validation.
+
+    Example:
+        >>> from afterdrop import recipes
+        >>> config = recipes.load("mnist-mlp").config  # 60 turns of 391 steps
+        >>> fit_turns(config, 450, 0.1, 4)
+        {'turns': 10, 'steps_per_turn': 391}
+        >>> fit_turns(config, 100, 0.1, 5)
+        {'turns': 4, 'steps_per_turn': 200}
+    """
+    schedule = config.schedule
+    turns = int(seconds / (schedule.steps_per_turn * step + validation))
+    if turns >= LEAST_TURNS:
+        return {"turns": min(turns, schedule.turns), "steps_per_turn": schedule.steps_per_turn}
+    turns = min(max(int(0.2 * seconds / validation), 2), LEAST_TURNS)
+    steps = int((seconds / turns - validation) / step)
+    return {"turns": turns, "steps_per_turn": max(1, steps)}
+
+
+def _listed(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())

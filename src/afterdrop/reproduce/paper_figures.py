@@ -1,0 +1,84 @@
+"""The figures that go with the paper's tables, from finished runs, as PDF."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+from afterdrop.errors import AfterdropError
+from afterdrop.evaluation.scores.scores import Scores
+from afterdrop.family.member import DET, Member
+from afterdrop.files import write_atomic
+from afterdrop.report import figures
+from afterdrop.report.result import short
+from afterdrop.report.style import Axes, styled
+from afterdrop.reproduce.tables.paper import read_sources
+from afterdrop.reproduce.tables.source import RunSource
+
+
+def write_figures(
+    runs: Sequence[str | Path], folder: Path, *, data: Path | None = None
+) -> tuple[list[Path], list[str]]:
+    """Draws every run's validation scores: maps, temperature, samples, tightness, frequency.
+
+    Args:
+        runs: Run folders of `afterdrop train` or `afterdrop evaluate`.
+        folder: Where `RUN-FIGURE.pdf` go.
+        data: The folder of the named data sets, if not the one of training.
+
+    Returns:
+        The files, and what could not be drawn and why.
+    """
+    written: list[Path] = []
+    faults: list[str] = []
+    sources, _ = read_sources(runs)  # the tables say which folders cannot be read
+    for number, source in enumerate(sources):
+        twin = any(other.name == source.name for other in sources[:number])
+        name = f"{source.name}-{number + 1}" if twin else source.name
+        for what, draw in _figures(source, data):
+            path = folder / f"{name}-{what}.pdf"
+            try:
+                write_atomic(path, _pdf(draw))
+            except AfterdropError as error:
+                faults.append(f"{path.name}: {error}")
+            else:
+                written.append(path)
+    return written, faults
+
+
+def _figures(source: RunSource, data: Path | None) -> Iterator[tuple[str, Callable[[], Axes]]]:
+    """Names of figures and what draws them."""
+    scores = source.scores.get("valid")
+    if scores is None:
+        return
+    members = _members(scores)
+    names = [short(member).rpartition(", T")[0] for member in members]  # T is the axis
+    yield "temperature", partial(figures.temperature_curves, scores, members, labels=names)
+    if not scores.protocol.grid.stochastic:
+        return
+    yield "map", partial(figures.family_map, scores)
+    yield "map-tuned", partial(figures.family_map, scores, tuned=True)
+    yield "tightness", partial(figures.tightness, scores)
+    yield "samples", partial(figures.sample_curves, scores)
+
+    def gain() -> Axes:
+        return figures.gain_by_frequency(scores, _members(scores)[1:], source.counts(data))
+
+    yield "frequency", gain
+
+
+def _members(scores: Scores) -> list[Member]:
+    """DET, and every alpha at the highest rates."""
+    top = max(scores.protocol.grid.multipliers)
+    return [DET, *(member for member in scores.members if member.multiplier == top > 0)]
+
+
+def _pdf(draw: Callable[[], Axes]) -> bytes:
+    with styled():
+        figure, buffer = draw().get_figure(root=True), io.BytesIO()
+        assert figure is not None
+        # No date: the same scores give the same bytes.
+        figure.savefig(buffer, format="pdf", metadata={"CreationDate": None})
+    return buffer.getvalue()

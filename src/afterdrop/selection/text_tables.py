@@ -1,0 +1,66 @@
+"""Scores as plain text tables: the family at a glance."""
+
+from afterdrop.evaluation.scores.scores import Scores
+from afterdrop.family.member import DET, Member
+
+
+def family_table(scores: Scores, *, tuned: bool) -> str:
+    """XE of every member: a row for each multiplier, a column for each alpha.
+
+    Args:
+        scores: The scores.
+        tuned: Whether each member is shown at its own optimal temperature (T in parentheses)
+            rather than at T = 1.
+    """
+    grid = scores.protocol.grid
+    title = "each at its own optimal T" if tuned else "at T = 1"
+    lines = [f"XE in nats on {scores.split}, K = {scores.num_samples}, {title}"]
+    width = 16 if tuned else 12
+    heads = "".join(f"{f'alpha={alpha:g}':>{width}}" for alpha in grid.alphas)
+    lines.append(f"{'multiplier':<12}{heads}")
+    lines.append(f"{'0 (DET)':<12}{_cell(scores, DET, tuned):>{width}}")
+    for multiplier in grid.stochastic:
+        members = [Member(alpha, multiplier, temper=grid.temper) for alpha in grid.alphas]
+        cells = "".join(f"{_cell(scores, member, tuned):>{width}}" for member in members)
+        lines.append(f"{multiplier:<12g}{cells}")
+    return "\n".join(lines)
+
+
+def _cell(scores: Scores, member: Member, tuned: bool) -> str:
+    if not tuned:
+        return f"{scores.xe(member).value:.4f}"
+    fit = scores.fit(member)
+    edge = "!" if fit.at_edge else ""
+    return f"{scores.xe(fit.member).value:.4f} ({fit.member.temperature:.2f}{edge})"
+
+
+def bounds_table(scores: Scores, alphas: tuple[float, ...] | None = None) -> str:
+    """The dropout objective and the gaps to each member's objective, at T = 1.
+
+    Args:
+        scores: The scores.
+        alphas: Which alphas to show; all by default.
+    """
+    heads = ("multiplier", "alpha", "objective", "= bound", "+ Jensen", "+ normaliser", "mean p(y)")
+    lines = ["What dropout training bounds: objective = bound + Jensen gap + normaliser gap (nats)"]
+    lines.append("".join(f"{head:>13}" for head in heads))
+    for member in scores.members:
+        if alphas is not None and not member.deterministic and member.alpha not in alphas:
+            continue
+        b = scores.bounds(member)
+        numbers = (b.objective, b.bound, b.jensen_gap, b.normaliser_gap, b.mean_probability)
+        cells = "".join(f"{round(number, 4) + 0.0:>13.4f}" for number in numbers)  # no "-0.0000"
+        lines.append(f"{member.multiplier:>13g}{member.alpha:>13g}{cells}")
+    return "\n".join(lines)
+
+
+def summary_table(scores: Scores, members: list[Member]) -> str:
+    """XE with its errors, accuracy and calibration of some members."""
+    lines = [f"{'member':<50}{'XE':>9}{'±':>8}{'accuracy':>10}{'Brier':>8}{'ECE':>8}"]
+    for member in members:
+        xe = scores.xe(member)
+        lines.append(
+            f"{member!s:<50}{xe.value:>9.4f}{xe.error:>8.4f}{scores.accuracy(member).value:>10.4f}"
+            f"{scores.brier(member).value:>8.4f}{scores.ece(member):>8.4f}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,81 @@
+"""The model of a run, back from its folder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import torch
+from torch import nn
+
+from afterdrop.data import ImageSet, TextSet
+from afterdrop.errors import FileError
+from afterdrop.models import Classifier, ClassifierConfig, LanguageModel, LanguageModelConfig
+from afterdrop.train.build_task import build_task, load_set, require_same
+from afterdrop.train.checkpoint import read_checkpoint
+from afterdrop.train.checks import check_one_of
+from afterdrop.train.config import TrainConfig
+from afterdrop.train.folder import RunFolder
+
+Which = Literal["best", "last"]
+
+
+class LoadedRun(NamedTuple):
+    """A run's model (in eval mode), its configuration, and a function that loads its data."""
+
+    model: nn.Module
+    config: TrainConfig
+    load_data: Callable[..., TextSet | ImageSet]
+
+
+def load_model(
+    run: str | Path, which: Which = "best", *, device: str | torch.device = "cpu"
+) -> LoadedRun:
+    """The model of a finished or interrupted run.
+
+    Args:
+        run: The run folder.
+        which: `"best"`, the weights of the lowest validation XE, or `"last"`. Both are the
+            averaged ones where averaging was on.
+        device: Where the model goes.
+
+    Returns:
+        The model, the configuration, and `load_data(data=None)`, which loads the very data of the
+        run and refuses any other.
+
+    Raises:
+        FileError: If the folder holds no run, or no checkpoint yet.
+
+    Example:
+        >>> import tempfile
+        >>> from afterdrop import recipes, train
+        >>> config = recipes.load("digits-mlp").config.override({"schedule.turns": 1})
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     _ = train.run(config, folder, progress=False)
+        ...     model, config, load_data = train.load_model(folder)
+        >>> model(load_data().test.images).shape
+        torch.Size([397, 10])
+    """
+    check_one_of("which", which, ("best", "last"))
+    folder = RunFolder(Path(run))
+    config, facts = folder.read_config()
+    path = folder.best if which == "best" else folder.last
+    if not path.exists():
+        raise FileError(f"{folder.path} has no {which} checkpoint yet; train for a turn first")
+    saved = read_checkpoint(path)
+    model: nn.Module
+    with torch.device("meta"):  # no initial weights, and none of the caller's random numbers
+        if config.model.kind == "language_model":
+            model = LanguageModel(LanguageModelConfig(**facts["model"]))
+        else:
+            model = Classifier(ClassifierConfig(**facts["model"]))
+    mean = saved.group("average") if saved.facts.get("averaged") else {}
+    model.load_state_dict(mean or saved.group("model"), assign=True)
+
+    def load_data(data: str | Path | None = None) -> TextSet | ImageSet:
+        loaded = load_set(config, data if data is not None else facts["data_folder"])
+        require_same(facts["data"], build_task(config, loaded, torch.device("cpu")).identity())
+        return loaded
+
+    return LoadedRun(model.eval().to(device), config, load_data)

@@ -1,0 +1,232 @@
+import dataclasses
+import sys
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import afterdrop as ad
+from afterdrop.errors import DataError
+from afterdrop.evaluation.api import Settings
+from afterdrop.evaluation.engines.text import StreamSettings, evaluate_text
+from afterdrop.masks.uniforms import Plan
+from afterdrop.models import LanguageModel, LanguageModelConfig, product
+from afterdrop.selection.stream_predictor import StreamPredictor
+
+EOS = 0
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    config = LanguageModelConfig(
+        vocabulary=11,
+        hidden_sizes=(12, 12),
+        input_dropout=0.3,
+        inter_layer_dropout=0.2,
+        state_dropout=0.4,
+        output_dropout=0.5,
+    )
+    made = LanguageModel(config)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.mul_(2.0)  # sharper predictions, so that members differ
+    return made.eval()
+
+
+@pytest.fixture(scope="module")
+def text():
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(0, 11, (203,), generator=generator)
+
+
+def settings(**changes):
+    base = Settings(ad.Grid((0, 0.5, 1), (0, 0.5, 1)), Plan(8))
+    return dataclasses.replace(base, **changes)
+
+
+def values(scores, member):
+    return scores.values(member).whole
+
+
+def test_weights_that_are_packed_for_the_cpu_give_the_same_scores(text, monkeypatch):
+    config = LanguageModelConfig(vocabulary=11, hidden_sizes=(256,), state_dropout=0.4)
+    model = LanguageModel(config).eval()
+    assert model.stack.layers[0].weight_h.numel() >= product.PACK_FROM_ELEMENTS
+
+    def scores():
+        return evaluate_text(model, text, EOS, settings(), StreamSettings(time=10), lines=False)
+
+    packed = scores()
+    monkeypatch.setattr(product, "PACK_FROM_ELEMENTS", 2**62)
+    plain = scores()
+    for member in (ad.DET, ad.GMC, ad.AMC):
+        torch.testing.assert_close(
+            values(packed, member), values(plain, member), rtol=1e-5, atol=1e-5
+        )
+
+
+def test_deterministic_scores_are_those_of_one_pass_over_the_stream(model, text):
+    scores = evaluate_text(model, text, EOS, settings(), StreamSettings(time=10), lines=False)
+    inputs = torch.cat([torch.tensor([EOS]), text[:-1]])
+    with torch.no_grad():
+        logits, _ = model(inputs.unsqueeze(0))
+    expected = F.cross_entropy(logits[0], text, reduction="none").double()
+    assert torch.equal(scores.tensors["targets"], text)
+    torch.testing.assert_close(values(scores, ad.DET), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("windows", [1, 3, 100])
+def test_windows_handed_over_together_do_not_change_the_scores(model, text, windows):
+    one = evaluate_text(model, text, EOS, settings(), StreamSettings(time=10), lines=False)
+    other = evaluate_text(
+        model, text, EOS, settings(), StreamSettings(time=10, windows=windows), lines=False
+    )
+    for member in one.members:
+        torch.testing.assert_close(values(one, member), values(other, member), rtol=1e-4, atol=1e-5)
+
+
+def test_sampled_carry_equals_the_stream_predictor_sample_by_sample(model, text):
+    stream = StreamSettings(time=10, carry="sampled")
+    scores = evaluate_text(model, text, EOS, settings(), stream, lines=False)
+    member = ad.Member(0.5, 1.0)
+    predict = StreamPredictor(model, member, num_samples=8, stream=stream)
+    inputs = torch.cat([torch.tensor([EOS]), text[:-1]])
+    rows = [predict(part.unsqueeze(0))[0] for part in inputs.split(10)]
+    expected = F.nll_loss(torch.cat(rows), text, reduction="none").double()
+    torch.testing.assert_close(values(scores, member), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_memory_that_shrinks_midway_does_not_change_a_sampled_stream(model, text, monkeypatch):
+    """Carried states are those of the samples that ran together."""
+    module, found = sys.modules[StreamPredictor.__module__], []
+    for budgets in ([2**28] * 3, [2**28, 2**14, 2**14]):
+        left = iter(budgets)
+        monkeypatch.setattr(module, "memory_budget", lambda *_, left=left: (next(left),) * 2)
+        stream = StreamSettings(time=10, carry="sampled")
+        predict = StreamPredictor(model, ad.AMC, num_samples=20, stream=stream)
+        found.append(torch.cat([predict(part.unsqueeze(0))[0] for part in text[:30].split(10)]))
+    torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("masks", ["lhs", "iid", "antithetic"])
+def test_deterministic_carry_equals_the_stream_predictor(model, text, masks):
+    stream = StreamSettings(time=10)
+    plan = Plan(8, scheme=masks)
+    scores = evaluate_text(model, text, EOS, settings(plan=plan), stream, lines=False)
+    member = scores.fit(ad.Member(1.0, 0.5)).member
+    predict = StreamPredictor(model, member, num_samples=8, stream=stream, masks=masks)
+    inputs = torch.cat([torch.tensor([EOS]), text[:-1]])
+    rows = [predict(part.unsqueeze(0))[0] for part in inputs.split(10)]
+    expected = F.nll_loss(torch.cat(rows), text, reduction="none").double()
+    torch.testing.assert_close(values(scores, member), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_carries_agree_in_the_first_window_and_differ_later(model, text):
+    scores = [
+        evaluate_text(model, text, EOS, settings(), StreamSettings(10, carry=carry), lines=False)
+        for carry in ("deterministic", "sampled")
+    ]
+    first, second = (values(s, ad.AMC) for s in scores)
+    torch.testing.assert_close(first[:10], second[:10], rtol=1e-4, atol=1e-5)
+    assert not torch.allclose(first[10:], second[10:], atol=1e-3)
+
+
+def test_a_stream_lifetime_keeps_shared_masks_and_redraws_the_others(model, text):
+    short = StreamSettings(time=5, carry="sampled", lifetime="stream")
+    long = StreamSettings(time=10, carry="sampled", lifetime="stream")
+    # With shared masks only, the window length no longer matters.
+    shared = LanguageModel(
+        dataclasses.replace(
+            model.config, input_dropout=0.0, inter_layer_dropout=0.0, output_dropout=0.0
+        )
+    )
+    shared.load_state_dict(model.state_dict())
+    a, b = (evaluate_text(shared, text, EOS, settings(), s, lines=False) for s in (short, long))
+    torch.testing.assert_close(values(a, ad.AMC), values(b, ad.AMC), rtol=1e-4, atol=1e-4)
+    per_window = StreamSettings(time=5, carry="sampled")
+    c = evaluate_text(shared, text, EOS, settings(), per_window, lines=False)
+    assert not torch.allclose(values(a, ad.AMC), values(c, ad.AMC), atol=1e-3)
+    # So windows share masks, and their errors from them.
+    assert a.protocol.shared and not c.protocol.shared
+    halves = a.values(ad.AMC).halves
+    assert a.xe(ad.AMC).mc_error == pytest.approx((halves[0] - halves[1]).mean().abs().item() / 2)
+
+
+def test_integrated_output_dropout_estimates_the_same_member_with_less_variance(model, text):
+    grid = ad.Grid((0,), (0, 1))
+    exact = evaluate_text(
+        model, text, EOS, settings(grid=grid, plan=Plan(1024)), StreamSettings(10), lines=False
+    )
+    truth = exact.integrated(ad.GMC).at(float("inf")).mean()
+    assert abs(truth - values(exact, ad.GMC).mean()) < 0.01
+    plain, integrated = [], []
+    for seed in range(6):
+        few = evaluate_text(
+            model,
+            text,
+            EOS,
+            settings(grid=grid, plan=Plan(8, seed)),
+            StreamSettings(10),
+            lines=False,
+        )
+        plain.append(few.values(ad.GMC).at(float("inf")).mean() - truth)
+        integrated.append(few.integrated(ad.GMC).at(float("inf")).mean() - truth)
+    assert torch.stack(integrated).square().mean() < torch.stack(plain).square().mean()
+    with pytest.raises(ad.AfterdropError, match="alpha 0"):
+        exact.integrated(ad.AMC)
+
+
+def test_integrated_means_do_not_depend_on_how_many_targets_are_held(model, text, monkeypatch):
+    def scores():
+        return evaluate_text(model, text, EOS, settings(), StreamSettings(10), lines=False)
+
+    whole = scores()
+    module = sys.modules["afterdrop.evaluation.engines.integrated_mean"]
+    monkeypatch.setattr(module, "_ELEMENTS", 7 * 11)  # three targets of two multipliers
+    for name, tensor in scores().tensors.items():  # products of other sizes round otherwise
+        torch.testing.assert_close(tensor, whole.tensors[name], rtol=1e-5, atol=1e-5)
+
+
+def test_an_interrupted_sampled_carry_goes_on_with_its_states(model, text, tmp_path, monkeypatch):
+    stream = StreamSettings(time=10, carry="sampled")
+    whole = evaluate_text(model, text, EOS, settings(), stream, lines=False)
+    calls = {"left": 40}
+    original = LanguageModel.forward
+
+    def failing(self, *args, **kwargs):
+        calls["left"] -= 1
+        if calls["left"] == 0:
+            raise KeyboardInterrupt
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(LanguageModel, "forward", failing)
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_text(model, text, EOS, settings(resume=tmp_path / "p"), stream, lines=False)
+    assert list((tmp_path / "p").glob("part-*"))
+    monkeypatch.setattr(LanguageModel, "forward", original)
+    resumed = evaluate_text(model, text, EOS, settings(resume=tmp_path / "p"), stream, lines=False)
+    for name, tensor in whole.tensors.items():
+        assert torch.equal(tensor, resumed.tensors[name]), name
+
+
+def test_stripes_cover_every_token_once_and_padding_does_not_count(model, text):
+    scores = evaluate_text(model, text, EOS, settings(), StreamSettings(10, stripes=7), lines=False)
+    assert scores.num_targets == len(text)
+    assert torch.equal(scores.tensors["targets"].sort().values, text.sort().values)
+    assert dict(scores.protocol.stream)["stripes"] == 7
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [({"carry": "none"}, "carry='none'"), ({"lifetime": "x"}, "lifetime"), ({"time": 0}, "time=0")],
+)
+def test_bad_stream_settings_are_named(change, message):
+    with pytest.raises(DataError, match=message):
+        StreamSettings(**change)
+
+
+def test_a_sampled_text_is_repeatable(model):
+    texts = [StreamPredictor(model, ad.AMC, num_samples=4).sample(EOS, 12, seed=3) for _ in "ab"]
+    assert texts[0] == texts[1]
+    assert texts[0] != StreamPredictor(model, ad.AMC, num_samples=4).sample(EOS, 12, seed=4)
