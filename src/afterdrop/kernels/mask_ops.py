@@ -1,7 +1,8 @@
 """Masks of any site, and dropout with them, in one kernel each.
 
 The fast form of `masks.row_masks.keep_mask` and of `Keep.drop`, to the bit, and of
-`Keep.attention`. Dropout reads its tensor and writes the result; its mask never leaves the registers.
+`Keep.attention`. Dropout reads its tensor and writes the result; its mask never leaves the
+registers.
 
 Letters as in `dropout`, whose kernels these are.
 """
