@@ -6,12 +6,22 @@ hands back a predictor:
 
     scores = afterdrop.evaluate(model, valid_batches)
     choice = afterdrop.select(scores)
-    predict = afterdrop.Predictor(model, choice.member)
+    predict = choice.predictor(model)
 """
 
 from afterdrop.errors import AfterdropError as AfterdropError
-from afterdrop.evaluation.api import evaluate as evaluate
-from afterdrop.evaluation.scores.scores import Scores as Scores
+from afterdrop.errors import DataError as DataError
+from afterdrop.errors import ExtraError as ExtraError
+from afterdrop.errors import FileError as FileError
+from afterdrop.errors import MemberError as MemberError
+from afterdrop.errors import RankError as RankError
+from afterdrop.errors import ScoresError as ScoresError
+from afterdrop.errors import SiteError as SiteError
+from afterdrop.errors import SplitError as SplitError
+from afterdrop.evaluation import Request as Request
+from afterdrop.evaluation import Scores as Scores
+from afterdrop.evaluation import evaluate as evaluate
+from afterdrop.evaluation import evaluate_text as evaluate_text
 from afterdrop.family.bounds import Bounds as Bounds
 from afterdrop.family.estimates import Estimate as Estimate
 from afterdrop.family.member import AMC as AMC
@@ -23,8 +33,10 @@ from afterdrop.family.power_mean import log_power_mean as log_power_mean
 from afterdrop.masks.sites import Site as Site
 from afterdrop.masks.sites import Sites as Sites
 from afterdrop.masks.sites import find_sites as find_sites
-from afterdrop.selection.choice import Selection as Selection
-from afterdrop.selection.choice import select as select
-from afterdrop.selection.predictor import Predictor as Predictor
+from afterdrop.runs import Run as Run
+from afterdrop.selection import Choice as Choice
+from afterdrop.selection import Predictor as Predictor
+from afterdrop.selection import StreamPredictor as StreamPredictor
+from afterdrop.selection import select as select
 
 __version__ = "0.1.0"

@@ -4,6 +4,7 @@ Each case gives a digest of numbers that a user can ask for, not of how they are
 digests survive any change of the code that does not change a number.
 """
 
+import dataclasses
 import hashlib
 import math
 from collections.abc import Callable, Iterable
@@ -16,11 +17,9 @@ from torch import Tensor, nn
 
 import afterdrop as ad
 from afterdrop import recipes, train
-from afterdrop.evaluation.api import Settings
-from afterdrop.evaluation.engines.text import StreamSettings, evaluate_text
+from afterdrop.evaluation import StreamSettings
 from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel, LanguageModelConfig
-from afterdrop.selection.stream_predictor import StreamPredictor
 from afterdrop.train.checkpoint import read_checkpoint
 
 
@@ -216,7 +215,18 @@ def language_cases() -> dict[str, Callable[[], str]]:
     def scored(grid: ad.Grid, plan: Plan, stream: StreamSettings) -> Callable[[], str]:
         def run() -> str:
             model = language_model()
-            scores = evaluate_text(model, TEXT, 0, Settings(grid, plan), stream, lines=False)
+            scores = ad.evaluate_text(
+                model,
+                TEXT,
+                0,
+                grid=grid,
+                num_samples=plan.num_samples,
+                seed=plan.seed,
+                masks=plan.scheme,
+                blocks=plan.blocks,
+                lines=False,
+                **dataclasses.asdict(stream),
+            )
             means = [m for m in scores.members if m.alpha == 0 and not m.deterministic]
             integrated = [scores.integrated(m) for m in means]
             extra = [tensor for v in integrated for tensor in (v.whole, v.halves)]
@@ -226,15 +236,15 @@ def language_cases() -> dict[str, Callable[[], str]]:
 
     def predicted(member: ad.Member, stream: StreamSettings) -> Callable[[], str]:
         def run() -> str:
-            predict = StreamPredictor(language_model(), member, 8, 3, stream)
+            predict = ad.StreamPredictor(language_model(), member, 8, 3, stream)
             found = [predict(TEXT[at : at + 10].view(2, 5)) for at in (0, 10, 20)]
-            return digest([*found, *StreamPredictor(language_model(), member, 4).sample(0, 12)])
+            return digest([*found, *ad.StreamPredictor(language_model(), member, 4).sample(0, 12)])
 
         return run
 
-    window, both = StreamSettings(time=7), ad.Grid((0, 0.5, 1), (0.5, 1), temper="sample")
-    carried = StreamSettings(time=7, stripes=2, carry="sampled")
-    kept = StreamSettings(time=10, stripes=3, lifetime="stream")
+    window, both = StreamSettings(window=7), ad.Grid((0, 0.5, 1), (0.5, 1), temper="sample")
+    carried = StreamSettings(window=7, stripes=2, carry="sampled")
+    kept = StreamSettings(window=10, stripes=3, lifetime="stream")
     return {
         "text, deterministic carry": scored(ad.Grid((0, 0.5, 1), (0.3, 1)), Plan(8), window),
         "text, sampled carry": scored(both, Plan(4, 2, "iid"), carried),

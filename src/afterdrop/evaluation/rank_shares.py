@@ -14,17 +14,15 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from afterdrop.errors import DataError, FileError, RankError
-from afterdrop.evaluation.engines.generic import concatenate
-from afterdrop.evaluation.protocol import Protocol
+from afterdrop.evaluation.request import Protocol
+from afterdrop.evaluation.scores import schema
+from afterdrop.evaluation.scores.schema import Results
 from afterdrop.evaluation.scores.scores import Scores
 from afterdrop.family.member import Grid
 from afterdrop.ranks import Ranks
-
-Results = dict[str, Tensor]
 
 
 def agree(protocol: Protocol, ranks: Ranks) -> Protocol:
@@ -48,7 +46,7 @@ def check_same_data(seen: str, ranks: Ranks) -> None:
 
     Args:
         seen: A digest of what this rank went through.
-        ranks: Who shares the work.
+        ranks: The processes that share the work.
 
     Raises:
         DataError: If they did not.
@@ -64,18 +62,19 @@ def gather_results(results: Results, ranks: Ranks) -> Results:
     """The results of all ranks in the order of the examples, on every rank.
 
     Example:
-        >>> mixed = {"examples": torch.tensor([2, 2, 0, 1]), "targets": torch.tensor([5, 6, 7, 8])}
-        >>> gather_results(mixed, Ranks())["targets"]
+        >>> data = {"examples": torch.tensor([2, 2, 0, 1]), "targets": torch.tensor([5, 6, 7, 8])}
+        >>> gather_results(schema.named("data", data), Ranks())["data.targets"]
         tensor([7, 8, 5, 6])
     """
     order: Tensor | None = None
     joined: Results = {}
-    examples_first = sorted(results.items(), key=lambda item: item[0] != "examples")
+    examples = schema.name_of("data", "examples")
+    examples_first = sorted(results.items(), key=lambda item: item[0] != examples)
     for name, shares in ranks.gather_tensors(dict(examples_first)):
-        whole = shares[0] if len(shares) == 1 else torch.cat(shares, -1)
-        if name == "examples" and bool((whole[1:] < whole[:-1]).any()):
+        whole = schema.join([{name: share} for share in shares], "N")[name]
+        if name == examples and bool((whole[1:] < whole[:-1]).any()):
             order = whole.argsort(stable=True)  # targets of one example keep their order
-        joined[name] = whole if order is None else whole.index_select(-1, order)
+        joined[name] = whole if order is None else schema.select_targets(name, whole, order)
     return joined
 
 
@@ -90,7 +89,7 @@ def split_multipliers(
 
     Args:
         grid: All members.
-        ranks: Who shares the work.
+        ranks: The processes that share the work.
         resume: The folder for finished parts.
         fits: Whether kept scores are of this evaluation, whatever their multipliers.
         run: Evaluates some members, with a folder for its own parts.
@@ -108,13 +107,10 @@ def split_multipliers(
     mine = dataclasses.replace(grid, multipliers=grid.stochastic[ranks.share(most)])
     own = None if resume is None else Path(resume) / f"rank-{ranks.rank}-of-{ranks.count}"
     scores = _kept_or_run(mine, own, fits, run)
-    protocol = agree(dataclasses.replace(scores.protocol, grid=grid), ranks)
+    protocol = agree(scores.protocol.with_grid(grid), ranks)
     joined: Results = {}
     for name, shares in ranks.gather_tensors(scores.tensors):
-        sampled = name.startswith("mc_")
-        joined |= (
-            concatenate([{name: share} for share in shares], 0) if sampled else {name: shares[0]}
-        )
+        joined |= schema.join([{name: share} for share in shares], "M")
     if own is not None:
         _file(own).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # the last rank to come here removes it

@@ -1,9 +1,9 @@
-"""Finished parts of an evaluation, kept on disk so that an interrupted one goes on.
+"""Finished parts of an evaluation, kept on disk so that an interrupted one can resume.
 
 A part holds the results of a few batches. Parts are written every half minute and on interruption;
-put in the order of the examples they are what an uninterrupted evaluation would have held. Where
-ranks share the work each writes its own parts, rank 0 takes up those of all, and the batches that
-are left are dealt out anew: an evaluation goes on with any number of ranks.
+in the order of the examples they are what an uninterrupted evaluation would have held. Where ranks
+share the work, each writes its own parts, rank 0 loads those of all ranks, and the batches that are
+left are distributed again: an evaluation can resume with any number of ranks.
 """
 
 import contextlib
@@ -11,42 +11,51 @@ import hashlib
 import time
 from pathlib import Path
 from typing import Any
+from typing import Protocol as TypingProtocol
 
 from torch import Tensor
 
 from afterdrop.errors import FileError, ScoresError
-from afterdrop.evaluation.engines.generic import Worker
-from afterdrop.evaluation.passes import Batch
-from afterdrop.evaluation.pipeline import Pieces
-from afterdrop.evaluation.protocol import Protocol, digest
+from afterdrop.evaluation.batches import Batch, digest_tensors
 from afterdrop.evaluation.rank_shares import check_same_data, gather_results
-from afterdrop.evaluation.result_buffer import Collected
+from afterdrop.evaluation.request import Protocol
+from afterdrop.evaluation.result_buffer import Pieces, ResultBuffer
+from afterdrop.evaluation.scores.schema import Results
 from afterdrop.evaluation.scores.scores_file import read_tensors, write_tensors
 from afterdrop.files import make_folder
-from afterdrop.masks.nested_inputs import tensors as all_tensors
 from afterdrop.ranks import ALONE, Ranks
 
 _SECONDS = 30.0
 _CARRIED = "carried_"
 
 
-class Parts:
+class Carrying(TypingProtocol):
+    """Computes batches of which each may need something of those before it."""
+
+    def carried(self) -> Results:
+        """What the next batch needs of those before it."""
+
+    def restore(self, carried: Results) -> None:
+        """Takes up what `carried` gave."""
+
+
+class ResumeStore:
     """Collects the results of batches; with a folder, also keeps them there.
 
     Args:
         folder: Where parts are kept, or None to keep nothing.
         protocol: Of this evaluation; parts of another one are refused.
-        worker: Whose carried state, if it has one, is kept with the parts.
+        engines: Compute the batches; what they carry is kept with the parts.
         first_example: Number of the first example.
-        ranks: Who shares the batches.
-        expected: All targets of the data, if known: room for them is made at once.
+        ranks: The processes that share the batches.
+        expected: Number of targets in the data, if known.
     """
 
     def __init__(
         self,
         folder: str | Path | None,
         protocol: Protocol,
-        worker: Worker,
+        engines: Carrying,
         first_example: int,
         ranks: Ranks = ALONE,
         expected: int | None = None,
@@ -54,9 +63,9 @@ class Parts:
         self.folder = None if folder is None else Path(folder)
         if self.folder is not None:  # now, rather than when there is something to lose
             make_folder(self.folder)
-        self.protocol, self.worker, self.first_example = protocol, worker, first_example
+        self.protocol, self.engines, self.first_example = protocol, engines, first_example
         self.ranks = ranks
-        self._results = Collected(expected if ranks.count == 1 else None)  # ranks have shares
+        self._results = ResultBuffer(expected if ranks.count == 1 else None)  # ranks have shares
         self._fresh: list[int] = []  # numbers of the batches whose results are not on disk
         self._seen = self._left = 0
         self._data = hashlib.blake2b(digest_size=12)
@@ -69,11 +78,11 @@ class Parts:
         """Whether a batch is this rank's to evaluate; refuses a finished one whose data changed."""
         self._seen = number + 1
         if self.ranks.count > 1:
-            self._data.update(digest([("targets", batch.host)]).encode())
+            self._data.update(digest_tensors([batch.host]).encode())
         if number not in self._digests:
             self._left += 1
             return (self._left - 1) % self.ranks.count == self.ranks.rank
-        if self._digests[number] != _digest(batch):
+        if self._digests[number] != batch.digest():
             raise FileError(
                 f"batch {number} is not the one that was evaluated before the interruption in "
                 f"{self.folder}; give the same data in the same order, or remove that folder"
@@ -83,7 +92,7 @@ class Parts:
     def add(self, number: int, batch: Batch, results: Pieces) -> None:
         """Adds the results of a batch that was due."""
         self._results.add(results)
-        self._digests[number] = _digest(batch) if self.folder is not None else ""
+        self._digests[number] = batch.digest() if self.folder is not None else ""
         self._fresh.append(number)
         if time.monotonic() - self._saved > _SECONDS:
             self._save()
@@ -108,7 +117,7 @@ class Parts:
                 self.folder.rmdir()
         return joined
 
-    def __enter__(self) -> "Parts":
+    def __enter__(self) -> "ResumeStore":
         self._saved = time.monotonic()
         return self
 
@@ -130,7 +139,7 @@ class Parts:
             "digests": [self._digests[number] for number in self._fresh],
             "first_example": self.first_example,
         }
-        carried = {_CARRIED + name: tensor for name, tensor in self.worker.carried().items()}
+        carried = {_CARRIED + name: tensor for name, tensor in self.engines.carried().items()}
         write_tensors(self._next_path(self.folder), {**joined, **carried}, note)
         self._fresh, self._kept = [], self._results.count
 
@@ -147,7 +156,7 @@ class Parts:
         for path in sorted(self.folder.glob("part-*.safetensors")):
             results, note = read_tensors(path)
             if "digests" not in note or "numbers" not in note:
-                raise FileError(f"{path} is no part of an evaluation; remove {self.folder}")
+                raise FileError(f"{path} is not a part of an evaluation; remove {self.folder}")
             try:
                 self.protocol.require_same(
                     Protocol.from_json(note["protocol"]),
@@ -161,15 +170,7 @@ class Parts:
                     f"not {self.first_example}; give the same, or remove that folder"
                 )
             carried = {n: results.pop(n) for n in list(results) if n.startswith(_CARRIED)}
-            self.worker.restore({n.removeprefix(_CARRIED): t for n, t in carried.items()})
+            self.engines.restore({n.removeprefix(_CARRIED): t for n, t in carried.items()})
             self._results.add(results)
             found += zip(note["numbers"], note["digests"])
         return found
-
-
-def _digest(batch: Batch) -> str:
-    given = all_tensors(batch.given)
-    # States that a model carried there lie on its device, where reading them would wait for the
-    # batches under way; they follow from the tokens of the batches before.
-    there = [tensor for tensor in given if tensor.device.type == "cpu"] or given
-    return digest((str(i), tensor) for i, tensor in enumerate([*there, batch.host]))

@@ -1,5 +1,7 @@
 """A text as batches of windows, each with the state that a pass without dropout carries into it."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -8,7 +10,11 @@ from torch import Tensor
 
 from afterdrop import kernels
 from afterdrop.data.stream import EvalStripes
-from afterdrop.evaluation.carried_states import carried_states
+from afterdrop.evaluation.carried_states import ROWS, carried_states
+from afterdrop.evaluation.chunks import Memory
+from afterdrop.evaluation.engines.dispatch import fused_text_reason
+from afterdrop.evaluation.loop import Execution
+from afterdrop.evaluation.request import Request, StreamSettings
 from afterdrop.masks.mode import eval_mode
 from afterdrop.models import LanguageModel
 from afterdrop.transfer import upload
@@ -17,14 +23,55 @@ if TYPE_CHECKING:
     from afterdrop.models.fused import DeterministicPass
 
 
+def open_windows(
+    model: LanguageModel, stripes: EvalStripes, request: Request, execution: Execution
+) -> Windows:
+    """The windows of a text, as many per batch as fit the memory, with their states.
+
+    Args:
+        model: The model.
+        stripes: The text.
+        request: The evaluation.
+        execution: How it is carried out.
+    """
+    stream, device = request.stream, model.softmax_bias.device
+    assert stream is not None
+    budget = Memory.of(device, execution.memory).budget
+    together = 1
+    if stream.carry == "deterministic":  # else each window needs the one before it
+        logits = 4 * stream.stripes * stream.window * model.config.vocabulary
+        most = _most_windows(model, stream, budget, 4 * logits)
+        together = max(1, min(execution.windows, most))
+    if fused_text_reason(request, model, device) is not None:
+        return Windows(model, stripes, together)
+    from afterdrop.evaluation.engines.text_fused import DTYPE
+    from afterdrop.models.fused import Copies, DeterministicPass
+
+    copies = Copies(model, DTYPE)
+    copies.pack()
+    most = _most_windows(model, stream, budget)
+    pieces = max(1, min(ROWS // stream.stripes, len(stripes), most))
+    passes = DeterministicPass(copies, pieces * stream.stripes, stream.window)
+    return Windows(model, stripes, together, passes)
+
+
+def _most_windows(model: LanguageModel, stream: StreamSettings, budget: int, more: int = 0) -> int:
+    """Windows of all stripes whose states, and `more` bytes of each, fit the memory."""
+    config = model.config.resolved()
+    width = max(*config.hidden_sizes, config.embedding_size or 0) + 64  # padded
+    units = len(config.hidden_sizes) * (stream.window + 1) * stream.stripes * width
+    # The kernels count in 32 bits.
+    return min(budget // (more + 10 * units), (2**31 - 1) // units)
+
+
 class Windows:
     """Windows of a text as batches ((tokens, state), targets), states without dropout.
 
     Args:
         model: The model.
         stripes: The text.
-        together: Windows of each stripe a batch.
-        passes: The kernels' pass, or None to run the model.
+        together: Windows of each stripe per batch.
+        passes: The kernels' pass, or None to run the model itself.
     """
 
     def __init__(
@@ -32,7 +79,7 @@ class Windows:
         model: LanguageModel,
         stripes: EvalStripes,
         together: int,
-        passes: "DeterministicPass | None" = None,
+        passes: DeterministicPass | None = None,
     ) -> None:
         self.model, self.stripes, self.together = model, stripes, together
         self.passes = passes

@@ -14,6 +14,22 @@ from afterdrop.errors import MemberError
 Binning = Literal["width", "mass"]
 
 
+def assign_bins(confidence: Tensor, num_bins: int, binning: Binning) -> Tensor:
+    """[N] the bin of each target.
+
+    Raises:
+        MemberError: If there is no bin, or no such binning.
+    """
+    if num_bins < 1:
+        raise MemberError(f"num_bins={num_bins} must be at least 1")
+    if binning == "width":
+        return (confidence * num_bins).ceil().long().sub_(1).clamp_(0, num_bins - 1)
+    if binning == "mass":
+        rank = confidence.argsort(stable=True).argsort()
+        return (rank * num_bins).div(len(confidence), rounding_mode="floor")
+    raise MemberError(f"binning={binning!r} must be 'width' or 'mass'")
+
+
 def calibration_bins(
     confidence: Tensor, correct: Tensor, num_bins: int = 15, binning: Binning = "width"
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -25,15 +41,7 @@ def calibration_bins(
         num_bins: Number of bins.
         binning: "width" divides (0, 1] evenly, "mass" the sorted targets.
     """
-    if num_bins < 1:
-        raise MemberError(f"num_bins={num_bins} must be at least 1")
-    if binning == "width":
-        bins = (confidence * num_bins).ceil().long().sub_(1).clamp_(0, num_bins - 1)
-    elif binning == "mass":
-        rank = confidence.argsort(stable=True).argsort()
-        bins = (rank * num_bins).div(len(confidence), rounding_mode="floor")
-    else:
-        raise MemberError(f"binning={binning!r} must be 'width' or 'mass'")
+    bins = assign_bins(confidence, num_bins, binning)
     counts = torch.zeros(num_bins, dtype=torch.float64)
     sums = [torch.zeros(num_bins, dtype=torch.float64) for _ in range(2)]
     counts.index_add_(0, bins, torch.ones_like(confidence, dtype=torch.float64))
@@ -54,6 +62,24 @@ def calibration_error(
     """
     share, confident, accurate = calibration_bins(confidence, correct, num_bins, binning)
     return (share * (confident - accurate).abs()).sum().item()
+
+
+def calibration_residuals(
+    confidence: Tensor, correct: Tensor, num_bins: int = 15, binning: Binning = "width"
+) -> Tensor:
+    """[N] values whose mean is the expected calibration error, for its error.
+
+    Confidence minus correctness of each target, with the sign of its bin's gap: with bins and signs
+    held fixed, the calibration error is a mean over targets.
+
+    Example:
+        >>> calibration_residuals(torch.tensor([0.8, 0.8]), torch.tensor([True, False]))
+        tensor([-0.2000,  0.8000])
+    """
+    bins = assign_bins(confidence, num_bins, binning)
+    _, confident, accurate = calibration_bins(confidence, correct, num_bins, binning)
+    sign = (confident - accurate).sign()[bins].to(confidence.dtype)
+    return sign * (confidence - correct.to(confidence.dtype))
 
 
 def risk_coverage(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,29 +1,28 @@
-"""Choosing a member on validation data, with the winner's curse dealt with.
+"""A choice: the chosen member, what it was chosen on, and how sure that is."""
 
-Candidates are every member of the grid at T = 1 and at its own fitted temperature; the
-deterministic model, plain and tempered, is always among them. Picking the best of a hundred on the
-data that rank them flatters the winner, so two checks come with the choice: the gain of the whole
-procedure on examples that it did not see (cross-fitting), and how often it would choose the same
-member on resampled examples (clustered bootstrap).
-"""
+from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
 
-import torch
-from torch import Tensor
+from torch import nn
 
-from afterdrop.errors import MemberError, SplitError
-from afterdrop.evaluation.scores.scores import Scores
-from afterdrop.family.estimates import Estimate, Values, cluster_sums, estimate
-from afterdrop.family.member import DET, Member
+from afterdrop.errors import AfterdropError, DataError, FileError
+from afterdrop.evaluation.request import Request
+from afterdrop.family.estimates import Estimate
+from afterdrop.family.member import DET, Grid, Member
+from afterdrop.files import read_json, write_json
 from afterdrop.masks.uniforms import Plan
+from afterdrop.models import LanguageModel
+from afterdrop.models.fingerprint import fingerprint
+from afterdrop.selection.predictor import Predictor
+from afterdrop.selection.stream_predictor import StreamPredictor
 
 Prefer = Literal["best", "cheapest"]
-_ROUNDING = 1e-6  # of a mean XE
-_FEWEST = 10  # the samples of the scores divided by those of the predictor, at most
-_WORST = 1e30  # what an infinite XE counts as in sums over some examples
+CHOICE_FILE = "choice.json"
+_KIND, _VERSION = "afterdrop-choice", 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,11 +45,17 @@ class Candidate:
 
 
 @dataclasses.dataclass(frozen=True)
-class Selection:
-    """The chosen member and how sure the choice is. Prints as a table.
+class Choice:
+    """The chosen member, everything a predictor needs, and how sure the choice is.
+
+    Prints as a table.
 
     Attributes:
-        member: The choice.
+        member: The chosen member.
+        request: The evaluation that it was chosen on.
+        fingerprint: Of the weights that were evaluated.
+        temperatures: Lowest and highest temperature of that evaluation.
+        deterministic: The deterministic member at its own best temperature.
         ranking: All candidates, best first.
         gain: Paired gain over the deterministic model at T = 1, on the data that chose.
         temperature_share: Share of that gain which the deterministic model gets from temperature.
@@ -58,11 +63,15 @@ class Selection:
         recurrence: Share of bootstrap resamples whose best is (alpha, multiplier, tuned or not).
         num_samples: Samples of the predictor.
         prefer: "best" or "cheapest".
-        optimistic: Whether so few samples cost more than is said here: those that were evaluated
-            are evenly spread (Latin hypercube, antithetic), fewer are less so.
+        optimistic: Whether fewer samples cost more than is said here, because those that were
+            evaluated are evenly spread (Latin hypercube, antithetic) and fewer are less so.
     """
 
     member: Member
+    request: Request
+    fingerprint: str
+    temperatures: tuple[float, float]
+    deterministic: Member
     ranking: tuple[Candidate, ...]
     gain: Estimate
     temperature_share: float
@@ -71,6 +80,100 @@ class Selection:
     num_samples: int
     prefer: Prefer
     optimistic: bool = False
+
+    def predictor(
+        self,
+        model: nn.Module,
+        *,
+        num_samples: int | None = None,
+        memory: int | None = None,
+        any_weights: bool = False,
+    ) -> Predictor | StreamPredictor:
+        """A predictor of the chosen member, as it was evaluated.
+
+        Args:
+            model: The model that was evaluated.
+            num_samples: Mask samples; by default those that the choice was made for.
+            memory: Bytes for accumulators and activations.
+            any_weights: Whether to accept weights that are not those that were evaluated.
+
+        Returns:
+            A `StreamPredictor` for a text, a `Predictor` otherwise.
+
+        Raises:
+            DataError: If the weights are not those that were evaluated.
+        """
+        if not any_weights and fingerprint(model) != self.fingerprint:
+            raise DataError(
+                "the weights of the model are not those that this choice was made for; load those, "
+                "or evaluate and select again; any_weights=True predicts all the same"
+            )
+        request, plan = self.request, self.request.plan
+        k = num_samples or self.num_samples
+        if request.stream is None:
+            return Predictor(
+                model,
+                self.member,
+                k,
+                plan.seed,
+                masks=plan.scheme,
+                rates=request.rates,
+                noise=request.noise,
+                batch_dim=request.batch_dim,
+                class_dim=request.class_dim,
+                memory=memory,
+            )
+        if not isinstance(model, LanguageModel):
+            raise DataError(
+                f"model is {type(model).__name__}; this choice is of a LanguageModel on a text"
+            )
+        return StreamPredictor(
+            model, self.member, k, plan.seed, request.stream, plan.scheme, memory
+        )
+
+    def test_request(self, split: str, num_samples: int | None = None) -> Request:
+        """The request that evaluates the chosen member, beside deterministic, on other data.
+
+        Args:
+            split: Name of the data.
+            num_samples: Mask samples; by default those that the choice was made for.
+        """
+        member, plan = self.member, self.request.plan
+        return dataclasses.replace(
+            self.request,
+            grid=Grid((member.alpha,), (0.0, member.multiplier), member.temper),
+            plan=Plan(num_samples or self.num_samples, plan.seed, plan.scheme),
+            split=split,
+            # Those of the choice: the data's own bracket need not hold the chosen temperatures.
+            temperatures=self.temperatures,
+            limit=None,
+        )
+
+    def save(self, path: str | Path) -> None:
+        """Writes the choice as JSON, atomically.
+
+        Args:
+            path: The file; in a folder, `choice.json`.
+        """
+        write_json(_file(path), _KIND, _VERSION, dataclasses.asdict(self))
+
+    @classmethod
+    def load(cls, path: str | Path) -> Choice:
+        """Reads what `save` wrote.
+
+        Args:
+            path: The file, or its folder.
+
+        Raises:
+            FileError: If the file is missing, damaged, foreign or of another version.
+        """
+        record = read_json(_file(path), _KIND, _VERSION)
+        try:
+            return cls(**{**record, **_typed(record)})
+        except (AfterdropError, KeyError, TypeError, ValueError) as error:
+            raise FileError(
+                f"{_file(path)} is damaged ({error}); choose again with select"
+            ) from error
 
     def headline(self) -> str:
         """What was gained over deterministic evaluation, and what temperature alone gives."""
@@ -127,175 +230,31 @@ class Selection:
         return "\n".join(lines)
 
 
-def select(
-    scores: Scores,
-    *,
-    num_samples: int | None = None,
-    prefer: Prefer = "best",
-    folds: int = 5,
-    resamples: int = 200,
-    seed: int = 0,
-) -> Selection:
-    """Chooses a member of the family on validation scores.
-
-    Args:
-        scores: Of validation data; scores of the split "test" are refused.
-        num_samples: Samples of the predictor that will be used; by default those of the scores.
-            Fewer samples cost more cross entropy and want a higher temperature, which is part of
-            the comparison.
-        prefer: "best", the cheapest of those that are equal but for rounding, or "cheapest": the
-            cheapest within one standard error of the best, where deterministic at T = 1 is cheaper
-            than tempered, and that than any sampling.
-        folds: Folds of examples for the cross-fitted gain; 0 for none.
-        resamples: Bootstrap resamples of examples; 0 for none.
-        seed: Of folds and resamples.
-
-    Returns:
-        The selection; prints as a table.
-
-    Raises:
-        SplitError: If the scores are of test data.
-        MemberError: If `num_samples` are less than a tenth of those of the scores.
-
-    Example:
-        >>> import afterdrop as ad
-        >>> _ = torch.manual_seed(0)
-        >>> from torch import nn
-        >>> net = nn.Sequential(nn.Linear(4, 32), nn.Dropout(0.5), nn.Linear(32, 3))
-        >>> data = [(torch.randn(64, 4), torch.randint(3, (64,)))]
-        >>> choice = select(ad.evaluate(net, data, num_samples=8))
-        >>> choice.ranking[0].difference.value
-        0.0
-    """
-    if not isinstance(scores, Scores):
-        raise MemberError(f"scores is {type(scores).__name__}; give what evaluate returned")
-    if scores.split.strip().lower() == "test":
-        raise SplitError(
-            "these are scores of the test split: choosing on them would make any test result "
-            "meaningless; select on validation scores, then evaluate the choice on test data"
-        )
-    if prefer not in ("best", "cheapest"):
-        raise MemberError(f"prefer={prefer!r} must be 'best' or 'cheapest'")
-    k = scores.num_samples if num_samples is None else num_samples
-    Plan(k)  # refuses what no predictor can have
-    if k * _FEWEST < scores.num_samples:
-        raise MemberError(
-            f"num_samples={k}: what so few deliver cannot be told from scores of "
-            f"{scores.num_samples}; evaluate with num_samples={k}, or select for "
-            f"{2 * math.ceil(scores.num_samples / (2 * _FEWEST))} or more"
-        )
-    if folds == 1 or folds < 0:
-        raise MemberError(f"folds={folds} must be 0 (no cross-fitting) or at least 2")
-    if resamples < 0:
-        raise MemberError(f"resamples={resamples} must be at least 0")
-    # Too few examples for folds: say nothing rather than something wrong.
-    groups = int(scores.clusters.max()) + 1
-    folds = min(folds, groups) if groups >= 4 else 0
-    fits = [scores.fit(member, k) for member in scores.members]
-    drawn: list[tuple[Member, bool, bool]] = [(m, False, False) for m in scores.members]
-    drawn += [(fit.member, True, fit.at_edge) for fit in fits]
-    ranking = _rank(scores, drawn, k)
-    member = _choose(ranking, prefer)
-    plain = scores.values(DET)
-    gain = _estimate(scores, plain.minus(_forecast(scores, member, k)))
-    tempered = scores.values(fits[0].member).whole
-    saved = (plain.whole - tempered).mean().item()
-    generator = torch.Generator().manual_seed(seed)
-    return Selection(
-        member,
-        ranking,
-        gain,
-        saved / gain.value if gain.value else math.nan,
-        _crossfit(scores, k, folds, generator) if folds else None,
-        _bootstrap(scores, k, resamples, generator) if resamples else (),
-        k,
-        prefer,
-        k < scores.num_samples and scores.protocol.plan.scheme != "iid",
-    )
+def _file(path: str | Path) -> Path:
+    path = Path(path)
+    return path / CHOICE_FILE if path.is_dir() else path
 
 
-def _estimate(scores: Scores, values: Values) -> Estimate:
-    return estimate(values, scores.clusters, shared=scores.protocol.shared)
-
-
-def _forecast(scores: Scores, member: Member, k: int) -> Values:
-    """What `k` samples would deliver: fewer never something better, whatever noise says."""
-    values = scores.values(member)
-    found = values.moved(k)
-    if k >= values.num_samples or not found.whole.mean() < values.whole.mean():
-        return found
-    assert found.halves is not None
-    return Values(values.whole, values.whole + found.halves - found.halves.mean(0), k)
-
-
-def _rank(scores: Scores, drawn: list[tuple[Member, bool, bool]], k: int) -> tuple[Candidate, ...]:
-    values = [_forecast(scores, member, k) for member, _, _ in drawn]
-    means = [v.whole.mean().item() for v in values]
-    order = sorted(range(len(drawn)), key=means.__getitem__)
-    best = values[order[0]]
-    return tuple(
-        Candidate(drawn[i][0], means[i], _estimate(scores, values[i].minus(best)), *drawn[i][1:])
-        for i in order
-    )
-
-
-def _choose(ranking: tuple[Candidate, ...], prefer: Prefer) -> Member:
-    near = [c for c in ranking if not c.difference.value > _margin(c.difference, prefer)]
-    return min(near, key=lambda c: (not c.member.deterministic, c.tuned)).member
-
-
-def _margin(difference: Estimate, prefer: Prefer) -> float:
-    """By how much a candidate may be worse than the best: rounding, or an error if there is one."""
-    if prefer == "best" or math.isnan(difference.error):
-        return _ROUNDING
-    return max(_ROUNDING, difference.error)
-
-
-def _crossfit(scores: Scores, k: int, folds: int, generator: torch.Generator) -> Estimate:
-    """Chooses member and temperature on all folds but one, and measures the gain on that one."""
-    clusters = scores.clusters
-    groups = int(clusters.max()) + 1
-    fold = torch.randperm(groups, generator=generator) % folds
-    inside = torch.stack([fold != f for f in range(folds)]).double()
-    best = torch.full((folds,), math.inf, dtype=torch.float64)
-    chosen = torch.zeros(folds, 3, len(clusters), dtype=torch.float64)  # all samples, then halves
-    number, halved = 0.0, True
-    for member in scores.members:
-        temperatures = scores.fit_weighted(member, inside, k)[0].tolist()
-        for f in range(folds):
-            for temperature in (1.0, temperatures[f]):
-                values = _forecast(scores, member.at_temperature(temperature), k)
-                xe = values.whole.clamp_max(_WORST)
-                seen = (cluster_sums(xe, clusters) @ inside[f]).item()
-                if seen < best[f]:
-                    best[f], chosen[f] = seen, values.whole
-                    number = max(number, values.num_samples)
-                    if values.halves is not None:
-                        chosen[f, 1:] = values.halves
-                    halved &= values.halves is not None or values.num_samples == 0
-    own = fold[clusters].expand(1, 3, -1)
-    gains = scores.values(DET).whole - chosen.gather(0, own).squeeze(0)
-    return _estimate(scores, Values(gains[0], gains[1:] if halved else None, number))
-
-
-def _bootstrap(
-    scores: Scores, k: int, resamples: int, generator: torch.Generator
-) -> tuple[tuple[Member, bool, float], ...]:
-    """Share of resampled sets of examples in which each candidate wins, temperatures refitted."""
-    clusters = scores.clusters
-    groups = int(clusters.max()) + 1
-    sizes = cluster_sums(torch.ones(len(clusters), dtype=torch.float64), clusters)
-    drawn = torch.randint(groups, (resamples, groups), generator=generator)
-    weights = torch.zeros(resamples, groups, dtype=torch.float64)
-    weights.scatter_add_(1, drawn, torch.ones_like(weights))
-    totals = weights @ sizes
-    rows: list[Tensor] = []
-    names: list[tuple[Member, bool]] = []
-    for member in scores.members:
-        values = _forecast(scores, member, k).whole.clamp_max(_WORST)
-        rows.append(weights @ cluster_sums(values, clusters) / totals)
-        rows.append(scores.fit_weighted(member, weights, k)[1])
-        names += [(member, False), (member, True)]
-    wins = torch.stack(rows).argmin(0).bincount(minlength=len(rows)).double() / resamples
-    order = wins.argsort(descending=True, stable=True)
-    return tuple((*names[i], wins[i].item()) for i in order.tolist() if wins[i] > 0)
+def _typed(record: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a choice that JSON does not hold as they are."""
+    return {
+        "member": Member(**record["member"]),
+        "request": Request.from_dict(record["request"]),
+        "temperatures": (record["temperatures"][0], record["temperatures"][1]),
+        "deterministic": Member(**record["deterministic"]),
+        "ranking": tuple(
+            Candidate(
+                **{
+                    **candidate,
+                    "member": Member(**candidate["member"]),
+                    "difference": Estimate(**candidate["difference"]),
+                }
+            )
+            for candidate in record["ranking"]
+        ),
+        "gain": Estimate(**record["gain"]),
+        "crossfit": None if record["crossfit"] is None else Estimate(**record["crossfit"]),
+        "recurrence": tuple(
+            (Member(**m), tuned, share) for m, tuned, share in record["recurrence"]
+        ),
+    }

@@ -3,23 +3,32 @@
 Legend: B streams, K samples, V token types.
 """
 
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from afterdrop.errors import DataError
-from afterdrop.evaluation.accumulators import log_softmax
-from afterdrop.evaluation.engines.text import StreamSettings, with_streams
-from afterdrop.evaluation.passes import Chunks, memory_budget, plan_chunks, sample_ranges
-from afterdrop.family.member import Member
-from afterdrop.family.power_mean import PowerSums
+from afterdrop.evaluation.chunks import Memory, plan_chunks
+from afterdrop.evaluation.engines.dispatch import Dispatcher, EngineMaker, operations_for
+from afterdrop.evaluation.engines.generic import Operations, run_samples
+from afterdrop.evaluation.engines.text import WindowPasses
+from afterdrop.evaluation.likelihoods.categorical import Categorical
+from afterdrop.evaluation.request import Request, StreamSettings
+from afterdrop.evaluation.scores.schema import Results
+from afterdrop.family.member import Grid, Member
 from afterdrop.masks.mode import eval_mode
-from afterdrop.masks.nested_inputs import take_rows
+from afterdrop.masks.outputs import output_tensor
 from afterdrop.masks.rows import Rows
 from afterdrop.masks.sites import Sites, find_sites
 from afterdrop.masks.uniforms import Plan, Scheme
 from afterdrop.models import LanguageModel
+from afterdrop.selection.member_mean import MemberMean
 
 
 class StreamPredictor:
@@ -27,16 +36,19 @@ class StreamPredictor:
 
     Each call is a window: it returns the log-probabilities of every next token and moves the
     state on. With carry="deterministic" one state is carried, without dropout; with "sampled" each
-    of the K samples carries its own. Masks are drawn per call, or with lifetime="stream" those
-    shared over time stay for the whole stream.
+    of the K samples carries its own. Masks are drawn per call; with lifetime="stream" those shared
+    over time stay for the whole stream.
+
+    `Choice.predictor` makes one from a choice, as it was evaluated.
 
     Args:
         model: The language model.
         member: How to predict.
         num_samples: Mask samples, even.
-        seed: Of the masks.
+        seed: Seed of the masks.
         stream: Carry and lifetime; its window and stripes do not matter here.
         masks: How they are drawn, as in the evaluation.
+        memory: Bytes for accumulators and activations.
 
     Example:
         >>> from afterdrop.models import LanguageModelConfig
@@ -56,20 +68,22 @@ class StreamPredictor:
         seed: int = 0,
         stream: StreamSettings | None = None,
         masks: Scheme = "lhs",
+        memory: int | None = None,
     ) -> None:
-        self.model, self.member = model, member
-        self.plan = Plan(num_samples, seed, masks)
-        self.stream = stream or StreamSettings()
+        self.model, self.member, self.memory = model, member, memory
+        self.request = Request(
+            Grid((member.alpha,), (member.multiplier,), member.temper),
+            Plan(num_samples, seed, masks),
+            stream=stream or StreamSettings(),
+        )
         self.reset()
-        self._sites: Sites | None = None
 
     def reset(self) -> None:
         """Forgets the state: the next token starts a new stream."""
         self.position = 0
         self._window = 0
         self._state: Any = None
-        self._states: dict[range, Any] = {}
-        self._chunks: Chunks | None = None  # planned once: carried states are those of its samples
+        self._engines: Dispatcher | None = None  # which hold the samples' states
 
     @torch.no_grad()
     def __call__(self, tokens: Tensor) -> Tensor:
@@ -85,7 +99,8 @@ class StreamPredictor:
         with eval_mode(self.model):
             logits, state = self.model(tokens, self._state)
             if self.member.deterministic:
-                result = log_softmax(logits.float() / self.member.temperature, "the text")
+                likelihood = Categorical.of(self.request)
+                result = likelihood.predict(logits.float() / self.member.temperature, "the text")
             else:
                 result = self._sampled(tokens)
         self._state = state
@@ -94,34 +109,19 @@ class StreamPredictor:
         return result
 
     def _sampled(self, tokens: Tensor) -> Tensor:
-        member, size = self.member, len(tokens)
-        if self._sites is None:
+        if self._engines is None:
             sites = find_sites(self.model, tokens, self._state)
-            kept = self.stream.lifetime == "stream"
-            self._sites = with_streams(self.model, sites) if kept else sites
-        if self._chunks is None:
-            budget, cache = memory_budget(None, tokens.device)
-            self._chunks = plan_chunks(self._sites, self.plan, size, 1, 1, budget, cache)
-        control = self._sites.control(self.model)
-        sums = PowerSums((member.alpha,))
-        streams = torch.arange(size, device=tokens.device)
-        with control.prepared(member.multiplier):
-            for samples in (s for b in sample_ranges(self.plan, self._chunks.samples) for s in b):
-                numbers = streams + self._window * size
-                rows = Rows(self.plan, (member.multiplier,), samples, numbers, streams)
-                part = take_rows((tokens, self._state), 0, size, 0, size, len(samples))
-                start = self._states.get(samples, part[1])
-                logits, after = control.forward(rows, part[0], start)
-                if self.stream.carry == "sampled":
-                    self._states[samples] = after
-                if member.temper == "sample":
-                    logits = logits / member.temperature
-                lp = log_softmax(logits.float(), "the text")
-                sums.add(lp.unflatten(0, (len(samples), size)))
-        log_means = sums.log_mean(member.alpha)
-        if member.temper == "mean":
-            log_means = log_means / member.temperature
-        return log_means.log_softmax(-1)
+            memory = Memory.of(tokens.device, self.memory)
+            make = partial(
+                _StreamEngine, self.model, self.member, self.request, len(tokens), sites, memory
+            )
+            candidates = [
+                EngineMaker(partial(make, operations), operations.kernels)
+                for operations in operations_for(self.request, self.model, tokens.device)
+                if operations.sums is None  # those keep the targets only, not all classes
+            ]
+            self._engines = Dispatcher(candidates, memory, "the prediction")
+        return self._engines.begin((tokens, self._state), self._window)()
 
     def sample(self, first: int, length: int, seed: int = 0) -> list[int]:
         """Draws a text token by token, starting after the token `first`.
@@ -129,7 +129,7 @@ class StreamPredictor:
         Args:
             first: The token before the text (end of sentence).
             length: Number of tokens.
-            seed: Of the drawing.
+            seed: Seed of the drawing.
 
         Example:
             >>> from afterdrop.models import LanguageModelConfig
@@ -146,3 +146,69 @@ class StreamPredictor:
             token = int(torch.multinomial(probabilities, 1, generator=generator))
             drawn.append(token)
         return drawn
+
+
+class _StreamEngine:
+    """Log-probabilities of one window after another, under masks.
+
+    Args:
+        model: The language model.
+        member: How to predict.
+        request: Samples, carry and lifetime.
+        size: B.
+        sites: The model's dropout sites.
+        memory: The budget.
+        operations: Plain ones, or kernels.
+    """
+
+    ahead = 0
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        member: Member,
+        request: Request,
+        size: int,
+        sites: Sites,
+        memory: Memory,
+        operations: Operations,
+    ) -> None:
+        assert request.stream is not None
+        self.member, self.plan, self.size, self.memory = member, request.plan, size, memory
+        self.sites, self.kernels = sites, operations.kernels
+        stream = dataclasses.replace(request.stream, stripes=size)
+        self.passes = WindowPasses(model, sites, stream, operations)
+        self._at_once: int | None = None  # planned once: carried states are those of its samples
+
+    def begin(self, batch: Any, number: int) -> Callable[[], Tensor]:
+        """Returns what computes the log-probabilities of a window (tokens, state)."""
+        return partial(self._run, batch, number)
+
+    def clear(self) -> None:
+        """Plans smaller chunks the next time."""
+        self._at_once = None
+
+    def carried(self) -> Results:
+        """The samples' states."""
+        return self.passes.carried()
+
+    def restore(self, carried: Results) -> None:
+        """Takes up the samples' states."""
+        self.passes.restore(carried)
+
+    def _run(self, inputs: Any, window: int) -> Tensor:
+        size, multipliers = self.size, (self.member.multiplier,)
+        if self._at_once is None:
+            self._at_once = plan_chunks(self.sites, self.plan, size, 1, 1, self.memory).samples
+        numbers = torch.arange(size, device=inputs[0].device) + window * size
+        mean = MemberMean(self.member)
+
+        def add(samples: range) -> None:
+            rows = Rows(self.plan, multipliers, samples, numbers)
+            output = self.passes.run(inputs, size, rows, range(size))
+            logits = output_tensor(output)
+            mean.add(logits.unflatten(0, (len(samples), size)), "the text")
+
+        run_samples(self.passes.control, self.plan, multipliers, self._at_once, add, lambda: None)
+        self.passes.end_batch()
+        return mean.log_probs()

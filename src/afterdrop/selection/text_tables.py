@@ -1,6 +1,6 @@
 """Scores as plain text tables: the family at a glance."""
 
-from afterdrop.evaluation.scores.scores import Scores
+from afterdrop.evaluation.scores import Scores
 from afterdrop.family.member import DET, Member
 
 
@@ -61,6 +61,6 @@ def summary_table(scores: Scores, members: list[Member]) -> str:
         xe = scores.xe(member)
         lines.append(
             f"{member!s:<50}{xe.value:>9.4f}{xe.error:>8.4f}{scores.accuracy(member).value:>10.4f}"
-            f"{scores.brier(member).value:>8.4f}{scores.ece(member):>8.4f}"
+            f"{scores.brier(member).value:>8.4f}{scores.ece(member).value:>8.4f}"
         )
     return "\n".join(lines)

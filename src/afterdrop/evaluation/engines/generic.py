@@ -1,49 +1,167 @@
-"""The work on one batch: the deterministic pass, then chunks of sampled rows into accumulators."""
+"""The engine for any module: a deterministic pass, then chunks of rows under masks.
 
-from collections.abc import Callable
+Legend: M multipliers, S samples of a chunk, B examples, N targets that count, V classes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from afterdrop import kernels
-from afterdrop.evaluation.accumulators import (
-    Accumulator,
-    MeanTemper,
-    Results,
-    SampleTemper,
-    TooLow,
-    distribution,
-    log_softmax,
-    require_numbers,
-)
-from afterdrop.evaluation.chunks import split_evenly
-from afterdrop.evaluation.passes import (
-    Batch,
-    Chunks,
-    Reader,
-    call,
-    fresh,
-    plan_chunks,
-    run_rows,
-    sample_ranges,
-)
-from afterdrop.evaluation.pipeline import Pieces
-from afterdrop.evaluation.protocol import SAMPLE_NODES, Protocol
-from afterdrop.family.temperature import NODES
+from afterdrop.evaluation.batches import Batch, call, to_device
+from afterdrop.evaluation.chunks import Chunks, Memory, plan_chunks, sample_ranges, split_evenly
+from afterdrop.evaluation.engines import Outcome
+from afterdrop.evaluation.likelihoods import Accumulator, Likelihood, Partitions
+from afterdrop.evaluation.likelihoods.categorical import require_numbers
+from afterdrop.evaluation.request import Protocol as EvaluationProtocol
+from afterdrop.evaluation.request import Request
+from afterdrop.evaluation.scores import schema
+from afterdrop.evaluation.scores.schema import Results
+from afterdrop.family.temperature import partitions
+from afterdrop.masks.control import Control
+from afterdrop.masks.nested_inputs import take_rows
 from afterdrop.masks.row_masks import keep_mask
 from afterdrop.masks.rows import Rows
 from afterdrop.masks.sites import Sites
-from afterdrop.transfer import upload
-
-_DET_ELEMENTS = {"cpu": 2**21, "cuda": 2**26}  # deterministic log-probabilities at a time
+from afterdrop.masks.uniforms import Plan
 
 
-class Worker:
-    """Evaluates batches; on running out of memory it goes on with smaller chunks.
+@dataclasses.dataclass(frozen=True)
+class Operations:
+    """The forms of the operations that dominate: plain ones, or kernels.
 
     Attributes:
-        ahead: How many later batches to begin before the results of one are taken.
+        draw: Draws the mask of a dropout site.
+        partitions: Sums over classes at temperatures.
+        sums: Makes accumulators of logits by kernels; None accumulates log-probabilities plainly.
+        kernels: Whether any of these is a kernel.
+    """
+
+    draw: Callable[..., Any] = keep_mask
+    partitions: Partitions = partitions
+    sums: Callable[[EvaluationProtocol, Tensor, int], KernelAccumulator] | None = None
+    kernels: bool = False
+
+
+class KernelAccumulator(Accumulator, Protocol):
+    """An accumulator of logits whose sums hold a limited range of log-probabilities."""
+
+    def why_not_held(self) -> str | None:
+        """Why sums could not hold the samples, once the results were computed; None if they did."""
+
+
+class Passes(Protocol):
+    """Forward passes of a model under masks."""
+
+    control: Control
+
+    def run(self, inputs: Any, size: int, rows: Rows, examples: range) -> Any:
+        """What the model returns for some examples of nested inputs, under the masks of `rows`."""
+
+    def accumulators(self, targets: Tensor, counts: Tensor) -> Sequence[Accumulator]:
+        """Further accumulators, which look at the passes themselves."""
+
+    def end_batch(self) -> None:
+        """Called when all results of a batch are there."""
+
+    def carried(self) -> Results:
+        """What the next batch needs of those before it."""
+
+    def restore(self, carried: Results) -> None:
+        """Takes up what `carried` gave."""
+
+
+class ModelPasses:
+    """Forward passes of any module, whose examples need nothing of each other.
+
+    Args:
+        model: The module.
+        sites: Its dropout sites.
+        batch_dim: Batch dimension of its inputs.
+        draw: Draws masks.
+    """
+
+    def __init__(
+        self, model: nn.Module, sites: Sites, batch_dim: int, draw: Callable[..., Any] = keep_mask
+    ) -> None:
+        self.control, self.batch_dim = sites.control(model), batch_dim
+        self.control.draw = draw
+
+    def run(self, inputs: Any, size: int, rows: Rows, examples: range) -> Any:
+        """What the model returns for some examples, copied for each sample and multiplier."""
+        part = self._copied(inputs, size, rows, examples)
+        return call(lambda *args, **kwargs: self.control.forward(rows, *args, **kwargs), part)
+
+    def run_arguments(self, arguments: Any, size: int, rows: Rows, examples: range) -> Any:
+        """The same for positional and keyword arguments, a pair (args, kwargs)."""
+        args, kwargs = self._copied(arguments, size, rows, examples)
+        return self.control.forward(rows, *args, **kwargs)
+
+    def _copied(self, inputs: Any, size: int, rows: Rows, examples: range) -> Any:
+        copies = len(rows.multipliers) * len(rows.samples)
+        return take_rows(inputs, self.batch_dim, size, examples.start, examples.stop, copies)
+
+    def accumulators(self, targets: Tensor, counts: Tensor) -> Sequence[Accumulator]:
+        """None."""
+        return ()
+
+    def end_batch(self) -> None:
+        """Nothing to do."""
+
+    def carried(self) -> Results:
+        """Nothing."""
+        return {}
+
+    def restore(self, carried: Results) -> None:
+        """Nothing to do."""
+
+
+def supports(request: Request, model: nn.Module, device: torch.device) -> str | None:
+    """Why this engine cannot evaluate a request; None if it can."""
+    return None if request.stream is None else "windows of a text need the text engine"
+
+
+def run_samples(
+    control: Control,
+    plan: Plan,
+    multipliers: tuple[float, ...],
+    at_once: int,
+    add: Callable[[range], None],
+    end_block: Callable[[], None],
+) -> None:
+    """Runs all samples of some multipliers, chunk by chunk, block by block.
+
+    Args:
+        control: Controls the model's masks.
+        plan: The samples.
+        multipliers: Those that run together. One alone also scales declared rates.
+        at_once: Samples per chunk.
+        add: Runs a chunk of samples and takes what comes out.
+        end_block: Called after each independent block.
+    """
+    with control.prepared(multipliers[0] if len(multipliers) == 1 else 1.0):
+        for block in sample_ranges(plan, at_once):
+            for samples in block:
+                add(samples)
+            end_block()
+
+
+class GenericEngine:
+    """Evaluates batches with a model's forward passes.
+
+    Args:
+        model: The model.
+        protocol: The evaluation.
+        likelihood: Reads targets and outputs, and accumulates.
+        sites: The model's dropout sites; None if no member samples.
+        passes: Its passes under masks; None likewise.
+        memory: The budget, which the dispatcher makes smaller when memory runs out.
+        operations: Plain ones, or kernels.
     """
 
     ahead = 0
@@ -51,233 +169,160 @@ class Worker:
     def __init__(
         self,
         model: nn.Module,
-        reader: Reader,
-        protocol: Protocol,
+        protocol: EvaluationProtocol,
+        likelihood: Likelihood,
         sites: Sites | None,
-        budget: tuple[int, int],
+        passes: Passes | None,
+        memory: Memory,
+        operations: Operations,
     ) -> None:
-        self.model, self.reader, self.protocol, self.sites = model, reader, protocol, sites
-        self.budget, self.cache = budget
-        self.control = sites.control(model) if sites else None
+        self.model, self.protocol, self.likelihood = model, protocol, likelihood
+        self.sites, self.passes, self.memory, self.operations = sites, passes, memory, operations
+        self.kernels = operations.kernels
         self._room: Tensor | None = None  # for log-probabilities
-        device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        self.on_cpu = device.type == "cpu"
-        self.fused = _suits_kernels(protocol, device)
-        self._uses_kernels = kernels.ready(device)
-        if self.control is not None and self._uses_kernels:
-            from afterdrop.kernels.mask_ops import keep_mask as drawn_by_kernel
 
-            self.control.draw = drawn_by_kernel
+    def begin(self, batch: Batch, number: int) -> Callable[[], Outcome]:
+        """Returns what computes the results of a batch: here all work is done only then."""
+        return partial(self.run, batch, number)
+
+    def run(self, batch: Batch, number: int) -> Outcome:
+        """All results of one batch, on the CPU, or why kernels could not give them."""
+        results = identity(batch, number, self.likelihood, self.protocol)
+        output = call(self.model, batch.fresh_inputs(self.protocol.request.batch_dim))
+        logits = self.likelihood.read_output(output, batch.host, 1)[0]
+        targets = to_device(results[schema.name_of("data", "targets")], logits.device)
+        found = schema.named(
+            "deterministic",
+            self.likelihood.deterministic(
+                logits, targets, self.protocol.nodes, self.operations.partitions
+            ),
+        )
+        del output, logits
+        if self.sites is not None:  # launched before anything is waited for
+            sampled = self._sampled(batch, number)
+            if isinstance(sampled, str):
+                return sampled
+            results |= sampled
+        results |= {name: tensor.cpu() for name, tensor in found.items()}
+        require_numbers(results[schema.name_of("deterministic", "target")], f"batch {number}")
+        if self.passes is not None:
+            self.passes.end_batch()
+        return results
+
+    def clear(self) -> None:
+        """Frees the memory of log-probabilities."""
+        self._room = None
 
     def carried(self) -> Results:
-        """What the next batch needs of the ones before it, for resuming: nothing here."""
-        return {}
+        """What the passes carry from batch to batch."""
+        return {} if self.passes is None else self.passes.carried()
 
     def restore(self, carried: Results) -> None:
         """Takes up what `carried` gave."""
+        if self.passes is not None:
+            self.passes.restore(carried)
 
-    def begin(self, batch: Batch, number: int) -> Callable[[], Pieces]:
-        """Begins a batch and returns what gives its results; here all work is done only then."""
-        return partial(self.batch, batch, number)
-
-    def batch(self, batch: Batch, number: int) -> Results:
-        """All results of one batch, on the CPU."""
-        results = self.identity(batch, number)
-        output = call(self.model, fresh(batch, self.reader))
-        logits = self.reader.logits(output, batch.host, 1)[0]
-        targets = upload(results["targets"], logits.device)
-        found = self.deterministic(logits, targets)
-        del output, logits
-        if self.sites is not None:  # under way before anything is waited for
-            results |= self._sampled(batch, number)
-        results |= {name: tensor.cpu() for name, tensor in found.items()}
-        require_numbers(results["det_target"], f"batch {number}")
-        return results
-
-    def identity(self, batch: Batch, number: int) -> Results:
-        """The targets of a batch that count, which must be classes, and their examples."""
-        self.reader.check_classes(batch.host, self.protocol.num_classes, number)
-        counts = self.reader.counts(batch.host)
-        each = batch.host.numel() // batch.size
-        examples = torch.arange(batch.first, batch.first + batch.size).repeat_interleave(each)
-        return {"targets": batch.host.flatten()[counts], "examples": examples[counts]}
-
-    def deterministic(self, logits: Tensor, targets: Tensor) -> Results:
-        """Results of logits [N, V] without dropout, on their device; NaN is not looked for."""
-        # In slices: the copies that a distribution needs would multiply the batch's own logits.
-        most = _DET_ELEMENTS.get(logits.device.type, _DET_ELEMENTS["cpu"])
-        step = max(1, most // logits.shape[-1])
-        parts = [
-            distribution(log_softmax(part, None), of, self.protocol.nodes)
-            for part, of in zip(logits.split(step), targets.split(step))
-        ]
-        return {f"det_{name}": tensor for name, tensor in concatenate(parts, -1).items()}
-
-    def _sampled(self, batch: Batch, number: int) -> Results:
-        """The sampled results, on the CPU; without kernels if these cannot give them."""
-        try:
-            return self._held(batch, number)
-        except TooLow:
-            self.fused = False
-        except Exception as error:
-            if not self._uses_kernels:
-                raise
-            kernels.reason_to_fall_back(error, "the evaluation of samples")
-            self._give_up_kernels()
-        return self._held(batch, number)
-
-    def _held(self, batch: Batch, number: int) -> Results:
-        """The sampled results, on the CPU, if sums could hold them."""
-        found = self._shrinking(batch, number)
-        if "mc_held" in found:  # the kernels' sums
-            from afterdrop.evaluation.engines.kernel_sums import require_held
-
-            require_held(found.pop("mc_held"))
+    def _sampled(self, batch: Batch, number: int) -> Results | str:
+        """The sampled results, on the CPU, or why sums could not hold them."""
+        assert self.sites is not None
+        each = max(1, batch.targets.numel() // batch.size)
+        chunks = plan_chunks(
+            self.sites,
+            self.protocol.plan,
+            batch.size,
+            len(self.protocol.grid.stochastic),
+            each * self.likelihood.target_bytes(self.protocol),
+            self.memory,
+            4 * each * self.protocol.num_classes,
+        )
+        limited: list[KernelAccumulator] = []
+        ranges = split_evenly(batch.size, chunks.examples)
+        found = schema.join([self._chunk(batch, number, r, chunks, limited) for r in ranges], "N")
+        for accumulator in limited:
+            if reason := accumulator.why_not_held():
+                return reason
         return {name: tensor.cpu() for name, tensor in found.items()}
 
-    def _give_up_kernels(self) -> None:
-        """Draws and sums plainly from here on; results of batches before are as good."""
-        self.fused = self._uses_kernels = False
-        if self.control is not None:
-            self.control.draw = keep_mask
-
-    def _shrinking(self, batch: Batch, number: int) -> Results:
-        """The sampled results on their device, in chunks that get smaller if memory runs out."""
-        assert self.sites is not None
-        while True:
-            multipliers = len(self.protocol.grid.stochastic)
-            each = max(1, batch.targets.numel() // batch.size)
-            chunks = plan_chunks(
-                self.sites,
-                self.protocol.plan,
-                batch.size,
-                multipliers,
-                each * self._target_bytes(),
-                self.budget,
-                self.cache,
-                4 * each * self.protocol.num_classes if self.on_cpu else 0,
-            )
-            try:
-                ranges = split_evenly(batch.size, chunks.examples)
-                done = [self._chunk(batch, number, r, chunks) for r in ranges]
-                return concatenate(done, -1)
-            except (torch.OutOfMemoryError, RuntimeError) as error:
-                smallest = chunks.examples == chunks.samples == chunks.multipliers == 1
-                if not _out_of_memory(error) or smallest or self.budget < 2**20:
-                    raise
-            self.budget //= 2
-            self._room = None
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
-
-    def _chunk(self, batch: Batch, number: int, examples: range, chunks: Chunks) -> Results:
-        grid = self.protocol.grid
-        step = chunks.multipliers
-        groups = [grid.stochastic[i : i + step] for i in range(0, len(grid.stochastic), step)]
-        done = [self._group(batch, number, examples, group, chunks.samples) for group in groups]
-        return concatenate(done, 0)
+    def _chunk(
+        self,
+        batch: Batch,
+        number: int,
+        examples: range,
+        chunks: Chunks,
+        limited: list[KernelAccumulator],
+    ) -> Results:
+        """Results of some examples, all multipliers; adds accumulators of limited range."""
+        multipliers, step = self.protocol.grid.stochastic, chunks.multipliers
+        groups = [multipliers[i : i + step] for i in range(0, len(multipliers), step)]
+        done = [
+            self._group(batch, number, examples, group, chunks.samples, limited) for group in groups
+        ]
+        return schema.join(done, "M")
 
     def _group(
-        self, batch: Batch, number: int, examples: range, multipliers: tuple[float, ...], step: int
+        self,
+        batch: Batch,
+        number: int,
+        examples: range,
+        multipliers: tuple[float, ...],
+        at_once: int,
+        limited: list[KernelAccumulator],
     ) -> Results:
-        """Multipliers that run together, over all samples, for a chunk of examples."""
-        assert self.control is not None
-        plan = self.protocol.plan
+        """Results of some examples and of multipliers that run together, over all samples."""
+        assert self.passes is not None
         part = batch.host[examples.start : examples.stop]
-        counts = self.reader.counts(part)
-        targets = upload(part.flatten()[counts], batch.targets.device)
-        sums = self.accumulators(targets, counts, len(multipliers))
-        scale = multipliers[0] if len(multipliers) == 1 else 1.0
-        with self.control.prepared(scale):
-            for block in sample_ranges(plan, step):
-                for samples in block:
-                    rows = self.rows(multipliers, samples, batch, examples)
-                    found = self.logits(batch, rows, examples)
-                    if not self.fused:
-                        found = self._log_probs(found, number)
-                    for accumulator in sums:
-                        accumulator.add(found)
-                    del found  # the next pass then writes where this one did, in the cache
-                for accumulator in sums:
-                    accumulator.end_block()
+        counts = self.likelihood.counts(part)
+        targets = to_device(part.flatten()[counts], batch.targets.device)
+        numbers = torch.arange(batch.first + examples.start, batch.first + examples.stop)
+        numbers = to_device(numbers, batch.targets.device)
+        if self.operations.sums is not None:
+            own = self.operations.sums(self.protocol, targets, len(multipliers))
+            limited.append(own)
+            accumulators: list[Accumulator] = [own]
+        else:
+            accumulators = self.likelihood.accumulators(
+                self.protocol, targets, self.operations.partitions
+            )
+        accumulators += self.passes.accumulators(targets, counts)
+
+        def add(samples: range) -> None:
+            assert self.passes is not None
+            rows = Rows(self.protocol.plan, multipliers, samples, numbers)
+            output = self.passes.run(batch.inputs, batch.size, rows, examples)
+            copies = len(multipliers) * len(samples)
+            logits = self.likelihood.read_output(output, part, copies)
+            logits = logits.unflatten(0, (len(multipliers), len(samples)))
+            predictions = self._predictions(logits, number).transpose(0, 1)
+            for accumulator in accumulators:
+                accumulator.add(predictions)
+
+        def end_block() -> None:
+            for accumulator in accumulators:
+                accumulator.end_block()
+
+        run_samples(self.passes.control, self.protocol.plan, multipliers, at_once, add, end_block)
         out: Results = {}
-        for accumulator in sums:
-            out.update({f"mc_{n}": tensor for n, tensor in accumulator.results().items()})
+        for accumulator in accumulators:
+            out |= schema.named(accumulator.group, accumulator.results())
         return out
 
-    def _log_probs(self, logits: Tensor, number: int) -> Tensor:
-        """Log-probabilities [S, L, N, V], to be read before the next ones are made."""
-        # A pass has the multipliers first: as they lie, the logits need no copy.
-        lp = log_softmax(logits.transpose(0, 1), f"batch {number}", self._room)
+    def _predictions(self, logits: Tensor, number: int) -> Tensor:
+        """What accumulators take of logits [M, S, N, V]; overwritten by the next call."""
+        if self.operations.sums is not None:
+            return logits
+        lp = self.likelihood.predict(logits, f"batch {number}", self._room)
         if self._room is None or self._room.numel() < lp.numel():
             self._room = lp
-        return lp.transpose(0, 1)
-
-    def accumulators(self, targets: Tensor, counts: Tensor, groups: int) -> list[Accumulator]:
-        """Where a chunk's predictions go: logits if `fused`, else log-probabilities.
-
-        Args:
-            targets: [N] on the device, those that count.
-            counts: Which of all targets do, on the CPU.
-            groups: Multipliers that run together.
-        """
-        if self.fused:
-            from afterdrop.evaluation.engines.kernel_sums import FusedMean
-
-            return [FusedMean(self.protocol, targets, groups)]
-        grid, blocks = self.protocol.grid, self.protocol.plan.blocks
-        sums: list[Accumulator] = [MeanTemper(grid.alphas, targets, self.protocol.nodes, blocks)]
-        if grid.temper == "sample" and max(grid.alphas) > 0:
-            sums.append(SampleTemper(grid.alphas, targets, self.protocol.sample_nodes, blocks))
-        return sums
-
-    def rows(
-        self, multipliers: tuple[float, ...], samples: range, batch: Batch, examples: range
-    ) -> Rows:
-        """The rows of one pass."""
-        numbers = torch.arange(batch.first + examples.start, batch.first + examples.stop)
-        numbers = upload(numbers, batch.targets.device)
-        return Rows(self.protocol.plan, multipliers, samples, numbers)
-
-    def logits(self, batch: Batch, rows: Rows, examples: range) -> Tensor:
-        """Logits [S, L, N, V] of a chunk of examples under the masks of `rows`."""
-        assert self.control is not None
-        return run_rows(self.control, self.reader, batch, rows, examples)
-
-    def _target_bytes(self) -> int:
-        """Bytes per target and multiplier: class accumulators of all open blocks, and K floats."""
-        alphas, plan = len(self.protocol.grid.alphas), self.protocol.plan
-        levels = plan.blocks.bit_length()
-        # The last term: copies that turn sums into distributions at the end of a chunk.
-        powers = (alphas + 3) * levels + 3 + 12
-        if self.protocol.grid.temper == "sample":
-            powers += 2 * (alphas + 1) * SAMPLE_NODES
-        kept = alphas * (NODES + 32)
-        return 4 * (powers * self.protocol.num_classes + 2 * plan.num_samples + kept)
+        return lp
 
 
-def _suits_kernels(protocol: Protocol, device: torch.device) -> bool:
-    """Whether the kernels can sum the samples."""
-    if not kernels.ready(device):
-        return False
-    from afterdrop.evaluation.engines.kernel_sums import why_not
-
-    return why_not(protocol, device) is None
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error)
-
-
-_BY_MULTIPLIER_SECOND = ("mc_curve",)
-
-
-def concatenate(parts: list[Results], dim: int) -> Results:
-    """Joins results along targets (−1) or multipliers (0; second in the curve)."""
-    if len(parts) == 1:
-        return parts[0]
-    joined: dict[str, Tensor] = {}
-    for name in parts[0]:
-        at = 1 if dim == 0 and name in _BY_MULTIPLIER_SECOND else dim
-        joined[name] = torch.cat([part[name] for part in parts], at)
-    return joined
+def identity(
+    batch: Batch, number: int, likelihood: Likelihood, protocol: EvaluationProtocol
+) -> Results:
+    """The targets of a batch that count, which must be classes, and their examples."""
+    likelihood.check_targets(batch.host, protocol.num_classes, number)
+    counts = likelihood.counts(batch.host)
+    each = batch.host.numel() // batch.size
+    examples = torch.arange(batch.first, batch.first + batch.size).repeat_interleave(each)
+    data = {"targets": batch.host.flatten()[counts], "examples": examples[counts]}
+    return schema.named("data", data)

@@ -1,41 +1,64 @@
-"""The kernels' form of `accumulate.MeanTemper`: sums stay on the GPU from logits to results.
+"""The kernels' form of `categorical_sums.MeanTemper`: sums stay on the GPU, from logits to results.
 
-Legend as in `accumulate`: L multipliers, A alphas, J nodes of temperature, K samples, S samples of
-one pass, N targets, V classes.
+Legend: M multipliers, A alphas, J nodes of temperature, K samples, S samples of a chunk, N targets,
+V classes.
 """
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from afterdrop import kernels
-from afterdrop.evaluation.accumulators import Results, TooLow
-from afterdrop.evaluation.protocol import Protocol
+from afterdrop.evaluation.engines.supported import Check, any_value, unsupported
+from afterdrop.evaluation.request import Protocol, Request
+from afterdrop.evaluation.scores.schema import Group, Results
+from afterdrop.family.member import Grid
 from afterdrop.family.partition_ladder import EVERY, Ladder
 from afterdrop.family.temperature import COARSE, Nodes
 from afterdrop.kernels.family_sums import ALPHAS, LOWEST, OF_SAMPLES, FamilySums
 
 
-def why_not(protocol: Protocol, device: torch.device) -> str | None:
-    """Why the kernels cannot sum an evaluation's samples; None if they can."""
-    if reason := kernels.why_not(device):
-        return reason
-    if protocol.grid.temper != "mean":
-        return f"temper is {protocol.grid.temper!r}"
-    if not set(protocol.grid.alphas) <= set(ALPHAS):
-        return f"alphas {protocol.grid.alphas} are not all among {ALPHAS}"
-    if not Ladder.reaches(protocol.nodes):
-        return f"temperatures={protocol.low, protocol.high} are too far apart"
-    return None if protocol.plan.blocks == 2 else f"samples are in {protocol.plan.blocks} blocks"
+def why_not_grid(grid: Grid) -> str | None:
+    """Why the kernels cannot sum the samples of a grid; None if they can."""
+    if grid.temper != "mean":
+        return f"temper is {grid.temper!r}"
+    if not set(grid.alphas) <= set(ALPHAS):
+        return f"alphas {grid.alphas} are not all among {ALPHAS}"
+    return None
+
+
+def why_not_temperatures(temperatures: tuple[float, float] | None) -> str | None:
+    """Why the kernels cannot reach some temperatures; None if they can, as any by default."""
+    if temperatures is not None and not Ladder.reaches(Nodes(*temperatures)):
+        return f"temperatures={temperatures} are too far apart"
+    return None
+
+
+def supports(request: Request, model: nn.Module, device: torch.device) -> str | None:
+    """Why the kernels cannot sum the samples of a request; None if they can."""
+    return kernels.why_not(device) or unsupported(request, SUPPORTED)
+
+
+# What the sums support of each field of a request; a field that is not listed is refused.
+SUPPORTED: Mapping[str, Check] = {
+    "grid": why_not_grid,
+    "plan": lambda plan: None if plan.blocks == 2 else f"samples are in {plan.blocks} blocks",
+    "temperatures": why_not_temperatures,
+    **dict.fromkeys(
+        ("split", "rates", "noise", "batch_dim", "class_dim", "ignore_index", "stream", "limit"),
+        any_value,
+    ),
+}
 
 
 def family_sums(
     protocol: Protocol, targets: int, device: torch.device, together: int | None = None
 ) -> FamilySums:
-    """The sums of an evaluation's samples, for so many targets at a time (see `FamilySums`)."""
+    """The sums of an evaluation's samples, for a number of targets at a time (see `FamilySums`)."""
     return FamilySums(
         protocol.grid.alphas,
         Ladder(protocol.nodes),
@@ -47,24 +70,29 @@ def family_sums(
     )
 
 
-class FusedMean:
-    """Accumulates logits of samples; see `accumulate.Accumulator`.
+class KernelSums:
+    """Accumulates logits of samples; see `likelihoods.Accumulator`.
 
     Args:
         protocol: The evaluation.
         targets: [N].
-        groups: L, the multipliers that run together.
+        groups: M, the multipliers that run together.
     """
+
+    group: Group = "sampled"
 
     def __init__(self, protocol: Protocol, targets: Tensor, groups: int) -> None:
         self.protocol, self.targets, self.groups = protocol, targets, groups
         count = groups * len(targets)
-        self._sums = family_sums(protocol, count, targets.device)
+        self._sums: FamilySums | None = family_sums(protocol, count, targets.device)
         self._found = self._sums.results(count)
+        self._lowest: Tensor | None = None
         self._seen = 0
 
-    def add(self, logits: Tensor) -> None:
-        """Adds logits [S, L, N, V]."""
+    def add(self, predictions: Tensor) -> None:
+        """Adds logits [S, M, N, V]."""
+        assert self._sums is not None
+        logits = predictions
         if not logits.is_floating_point() or logits.dtype == torch.float64:
             logits = logits.float()
         if logits.stride(-1) != 1:
@@ -77,21 +105,30 @@ class FusedMean:
         """Closes an independent block; here blocks are the halves, which the sums know."""
 
     def results(self) -> Results:
-        """Per-target results [L, ...], as those of `MeanTemper`, and what `require_held` reads."""
-        L, N = self.groups, len(self.targets)
-        self._sums.finish(L * N, self._found)
-        held = self._found["lowest"].amin(0).view(L, N)
-        return family_results(self._found, L, self.protocol) | {"held": held}
+        """Per-target results [M, ...], as those of `MeanTemper`."""
+        assert self._sums is not None
+        self._sums.finish(self.groups * len(self.targets), self._found)
+        found, self._lowest = self._found, self._found["lowest"].amin(0)
+        self._sums, self._found = None, {}  # large, and not needed any more
+        return family_results(found, self.groups, self.protocol)
+
+    def why_not_held(self) -> str | None:
+        """Why sums could not hold the samples, once the results were computed; None if they did."""
+        assert self._lowest is not None
+        return why_not_held(self._lowest)
 
 
-def require_held(lowest: Tensor) -> None:
-    """Refuses log-probabilities that plain sums cannot hold, and NaN, which the plain form reports.
+def why_not_held(lowest: Tensor) -> str | None:
+    """Why plain sums could not hold some log-probabilities; None if they could.
+
+    NaN is not held either: the plain form reports it.
 
     Args:
         lowest: The smallest mean log-probabilities over the samples of a half.
     """
     if lowest.numel() and not float(lowest.min()) >= LOWEST:
-        raise TooLow
+        return f"log-probabilities are below {LOWEST:g}"
+    return None
 
 
 def family_results(
@@ -101,7 +138,7 @@ def family_results(
 
     Args:
         sums: `FamilySums.results` of the targets of all groups, one group after the other.
-        groups: L.
+        groups: M.
         protocol: The evaluation.
         kept: Which targets of each group to give; None for all.
     """
@@ -128,12 +165,12 @@ def family_results(
 
 
 def mean_results(sums: Results, groups: int, at_target: Tensor, nodes: Nodes) -> Results:
-    """What `accumulate.distribution` gives, and the halves, from the kernels' sums.
+    """What `categorical_sums.distribution` gives, and the halves, from the kernels' sums.
 
     Args:
         sums: `FamilySums.mean_results` of the targets of all groups, one group after the other.
-        groups: L.
-        at_target: [L, N, 2] logits of the targets, of either half; [L, N, 1] if there are none.
+        groups: M.
+        at_target: [M, N, 2] logits of the targets, of either half; [M, N, 1] if there are none.
         nodes: The nodes.
     """
     target = at_target.double()
@@ -155,7 +192,7 @@ def _by_group(sums: Results, groups: int) -> Results:
 
 
 def _columns(found: Results, target: Tensor, halves: Tensor | None, nodes: Nodes) -> Results:
-    """What every alpha has, from log M of the targets [L, A, N] and of any halves [L, A, 2, N]."""
+    """What every alpha has, from log M of the targets [M, A, N] and of any halves [M, A, 2, N]."""
     G, peak = found["G"].double(), found["peak"].double()
     fine, coarse, b = _weights(nodes, G.device)
     out = {
@@ -188,13 +225,13 @@ def _weights(nodes: Nodes, device: torch.device) -> tuple[Tensor, Tensor, Tensor
 def _target_means(
     lp_K: Tensor, alphas: tuple[float, ...]
 ) -> tuple[dict[float, Tensor], dict[float, Tensor]]:
-    """Log power means of the targets' own log-probabilities [L, N, K], at the bounds' powers.
+    """Log power means of the targets' own log-probabilities [M, N, K], at the bounds' powers.
 
     One peak serves every power and both halves: the best sample of a half is above `LOWEST`, and so
     is its power, relative to the peak, for a float64.
 
     Returns:
-        Of all samples [L, N] and of the halves [L, N, 2].
+        Of all samples [M, N] and of the halves [M, N, 2].
     """
     peak = lp_K.amax(-1, keepdim=True)
     below = (lp_K - peak).unflatten(-1, (2, -1))

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from afterdrop.evaluation.engines.text import StreamSettings
-from afterdrop.evaluation.protocol import Protocol
+from afterdrop.evaluation.request import Protocol
 from afterdrop.kernels.family_cell import cell
 from afterdrop.kernels.family_masks import Mask, Site, drop, mask_levels
 from afterdrop.kernels.log_constants import LOG2E
@@ -35,12 +34,12 @@ class SampledFeatures:
 
     Args:
         copies: The model's weights.
-        protocol: Samples, seed and multipliers.
-        stream: How long masks live.
+        protocol: Samples, seed, multipliers, and how long masks live.
     """
 
-    def __init__(self, copies: Copies, protocol: Protocol, stream: StreamSettings) -> None:
-        self.copies, self.plan, self.stream = copies, protocol.plan, stream
+    def __init__(self, copies: Copies, protocol: Protocol) -> None:
+        assert protocol.request.stream is not None
+        self.copies, self.plan, self.stream = copies, protocol.plan, protocol.request.stream
         self.multipliers = protocol.grid.stochastic
         self.device, self.dtype = copies.embedding.device, copies.dtype
         self.draws = draws(self.plan, self.device)

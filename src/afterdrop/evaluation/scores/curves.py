@@ -1,8 +1,8 @@
 """One member's per-target results as functions of the temperature.
 
 Legend: N targets, J nodes, Jc coarse nodes, R resamples, G examples; b = 1/T.
-Two columns with one interface: `MeanColumn` (the temperature acts on the averaged distribution)
-and `SampleColumn` (on each sample before averaging).
+Two curves with one interface: `MeanCurve` (the temperature acts on the averaged distribution)
+and `SampleCurve` (on each sample before averaging).
 """
 
 import dataclasses
@@ -65,7 +65,7 @@ class _Over:
 
 
 @dataclasses.dataclass(frozen=True)
-class MeanColumn:
+class MeanCurve:
     """log M of a member: at the target, its peak, and its partition G at nodes.
 
     Attributes:
@@ -137,7 +137,7 @@ class MeanColumn:
     def fit(self, clusters: Tensor, weights: Tensor, k: float) -> tuple[Tensor, Tensor, Tensor]:
         """For each row of weights [R, G] over examples: best temperature, XE there, if at edge.
 
-        At `k` samples. Impossible targets have no say in the temperature; XE is infinite with them.
+        At `k` samples. Impossible targets do not count for the temperature, but make XE infinite.
         """
         over = _Over((self.target - self.peak).isfinite(), clusters, weights)
         values, targets = over.mean(self.partition), over.mean(self.target - self.peak)
@@ -156,7 +156,7 @@ class MeanColumn:
 
 
 @dataclasses.dataclass(frozen=True)
-class SampleColumn:
+class SampleCurve:
     """A member at nodes of the temperature that acts on each sample; interpolated in between.
 
     Attributes:
@@ -207,7 +207,7 @@ class SampleColumn:
         return self.tops[int(gap.abs().argmin())]
 
     def fit(self, clusters: Tensor, weights: Tensor, k: float) -> tuple[Tensor, Tensor, Tensor]:
-        """The same as of `MeanColumn`."""
+        """As for `MeanCurve`."""
         over = _Over(self.at_nodes.isfinite().all(0), clusters, weights)
         means = over.mean(self.at_nodes)
         if self.half is not None and k != self.num_samples:
@@ -217,4 +217,4 @@ class SampleColumn:
         return temperature, found.masked_fill(over.impossible, math.inf), edge
 
 
-Column = MeanColumn | SampleColumn
+Curve = MeanCurve | SampleCurve

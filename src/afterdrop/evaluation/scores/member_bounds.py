@@ -1,6 +1,9 @@
 """Bounds and gaps of a member from Scores (the maths is in `family.bounds`)."""
 
+from __future__ import annotations
+
 import math
+from functools import partial
 from typing import TYPE_CHECKING
 
 from afterdrop.errors import ScoresError
@@ -12,7 +15,7 @@ if TYPE_CHECKING:
     from afterdrop.evaluation.scores.scores import Scores
 
 
-def member_bounds(scores: "Scores", member: Member) -> Bounds:
+def member_bounds(scores: Scores, member: Member) -> Bounds:
     """Means over targets of the bound, the objective and the gaps of one member."""
     if member.deterministic:
         values = scores.values(member).whole
@@ -21,32 +24,32 @@ def member_bounds(scores: "Scores", member: Member) -> Bounds:
     row, column = scores.index(member)
     if member.temperature != 1:
         return _tempered(scores, member, row)
-    get = scores.tensors
-    target, bound = get["mc_target"][row, column], get["mc_bound"][row]
+    get = partial(scores.field, "sampled")
+    target, bound = get("target")[row, column], get("bound")[row]
     approximation, lower, upper = jensen_bounds(
         member.alpha,
         target,
-        get["mc_second"][row, column],
-        get["mc_lowest"][row],
-        get["mc_highest"][row],
+        get("second")[row, column],
+        get("lowest")[row],
+        get("highest")[row],
     )
-    log_z = get["mc_one"][row, column]
-    variance = variance_of_probability(get["mc_mean"][row], get["mc_square"][row])
+    log_z = get("one")[row, column]
+    variance = variance_of_probability(get("mean")[row], get("square")[row])
     return Bounds(
         objective=(target - log_z).mean().item(),
         bound=bound.mean().item(),
         jensen_gap=(target - bound).mean().item(),
         normaliser_gap=-log_z.mean().item(),
         variance=variance.mean().item(),
-        mean_probability=get["mc_mean"][row].exp().mean().item(),
+        mean_probability=get("mean")[row].exp().mean().item(),
         jensen_approximation=approximation.mean().item(),
         jensen_lower=lower.mean().item(),
         jensen_upper=upper.mean().item(),
-        normaliser_approximation=(1 - member.alpha) / 2 * get["mc_spread"][row].mean().item(),
+        normaliser_approximation=(1 - member.alpha) / 2 * get("spread")[row].mean().item(),
     )
 
 
-def _tempered(scores: "Scores", member: Member, row: int) -> Bounds:
+def _tempered(scores: Scores, member: Member, row: int) -> Bounds:
     """At T ≠ 1: D_T = mean_k log softmax(l_k/T)(y), where the samples themselves were tempered.
 
     Variance and approximations were not kept for tempered samples: NaN.
@@ -56,19 +59,18 @@ def _tempered(scores: "Scores", member: Member, row: int) -> Bounds:
             f"{member!r} has no decomposition into a bound and gaps: its temperature acts on "
             "the mean; ask at temperature 1 or with temper='sample'"
         )
-    if "mc_sample_bound" not in scores.tensors:
+    if not scores.has("tempered"):
         raise ScoresError(
             "the bound at a temperature other than 1 needs tempered samples; evaluate with "
             "grid=Grid(..., temper='sample')"
         )
     nodes = scores.protocol.sample_nodes
     weights = nodes.weights(within(member.temperature, nodes))
-    bound = weights @ scores.tensors["mc_sample_bound"][row]
+    bound = weights @ scores.field("tempered", "bound")[row]
     objective = -scores.values(member).whole
     if member.alpha == 0:  # the mean of logs is the bound itself: no Jensen gap
         log_z = bound - objective
     else:
-        alphas = [a for a in scores.protocol.grid.alphas if a > 0]
-        log_z = weights @ scores.tensors["mc_sample_log_z"][row, alphas.index(member.alpha)]
+        log_z = weights @ scores.field("tempered", "log_z")[scores.tempered_index(member)]
     gaps = (objective + log_z - bound).mean().item(), -log_z.mean().item()
     return Bounds(objective.mean().item(), bound.mean().item(), *gaps, *([math.nan] * 6))

@@ -9,12 +9,12 @@ import safetensors
 from safetensors.torch import load, save
 from torch import Tensor
 
-from afterdrop.errors import AfterdropError, FileError
-from afterdrop.evaluation.accumulators import COLUMN, MOMENTS
-from afterdrop.evaluation.protocol import Protocol
+from afterdrop.errors import AfterdropError, FileError, ScoresError
+from afterdrop.evaluation.request import Protocol
+from afterdrop.evaluation.scores import schema
 from afterdrop.files import check_header, write_atomic
 
-_KIND, _VERSION = "afterdrop-scores", 1
+_KIND, _VERSION = "afterdrop-scores", 2
 
 
 def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], note: dict[str, Any]) -> None:
@@ -27,7 +27,7 @@ def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Reads what `write_tensors` wrote; the note is empty in a foreign file.
 
     Raises:
-        FileError: If the file is missing, truncated or no safetensors.
+        FileError: If the file is missing, truncated or not safetensors.
     """
     try:
         with safetensors.safe_open(str(path), framework="pt") as file:
@@ -60,9 +60,8 @@ def read_scores(path: str | Path) -> tuple[Protocol, dict[str, Tensor]]:
         protocol = Protocol.from_json(note["protocol"])
     except (AfterdropError, KeyError, TypeError, ValueError) as error:
         raise FileError(f"{path} is foreign or damaged: no protocol ({error})") from error
-    names = ["targets", "examples", *(f"det_{n}" for n in COLUMN)]
-    names += [f"mc_{n}" for n in (*COLUMN, *MOMENTS)] if protocol.grid.stochastic else []
-    missing = [name for name in names if name not in tensors]
-    if missing:
-        raise FileError(f"{path} holds scores that lack {', '.join(missing)}; evaluate again")
+    try:
+        schema.check(tensors, protocol)
+    except ScoresError as error:
+        raise FileError(f"{path} is damaged: {error}") from error
     return protocol, tensors

@@ -1,0 +1,195 @@
+"""Targets that are class numbers, and outputs that are logits.
+
+Legend: M multipliers, S samples of a chunk, N targets that count, V classes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from afterdrop.errors import DataError
+from afterdrop.evaluation.likelihoods import Accumulator, Partitions
+from afterdrop.evaluation.likelihoods.categorical_sums import MeanTemper, distribution
+from afterdrop.evaluation.likelihoods.tempered_sums import SampleTemper
+from afterdrop.evaluation.request import SAMPLE_NODES, Protocol, Request
+from afterdrop.evaluation.scores.schema import Results
+from afterdrop.family.temperature import NODES, Nodes, bracket
+from afterdrop.masks.outputs import output_tensor
+
+_AT_ONCE = {"cpu": 2**21, "cuda": 2**26}  # deterministic log-probabilities at a time
+
+
+@dataclasses.dataclass(frozen=True)
+class Categorical:
+    """The likelihood of classifiers and language models.
+
+    Args:
+        batch_dim: The batch dimension of inputs, targets and logits.
+        class_dim: The class dimension of the logits.
+        ignore_index: Targets with this value do not count.
+    """
+
+    batch_dim: int = 0
+    class_dim: int = -1
+    ignore_index: int = -100
+
+    @classmethod
+    def of(cls, request: Request) -> Categorical:
+        """The likelihood that a request asks for."""
+        return cls(request.batch_dim, request.class_dim, request.ignore_index)
+
+    def read_targets(self, targets: Any, number: int) -> Tensor:
+        """Class numbers, on the CPU, with the batch dimension first."""
+        if not isinstance(targets, Tensor):
+            targets = torch.as_tensor(targets)
+        if targets.is_floating_point() or targets.dtype == torch.bool or targets.dim() == 0:
+            raise DataError(
+                f"the targets of batch {number} are {targets.dtype} of shape "
+                f"{tuple(targets.shape)}; give class numbers (int64) with a batch dimension"
+            )
+        if targets.dim() > self.batch_dim:
+            targets = targets.movedim(self.batch_dim, 0)
+        if targets.shape[0] == 0:
+            raise DataError(f"batch {number} has no examples; leave it out")
+        return targets.cpu().long()
+
+    def counts(self, targets: Tensor) -> Tensor:
+        """Which targets count, flattened."""
+        return (targets != self.ignore_index).flatten()
+
+    def read_output(self, output: Any, targets: Tensor, copies: int) -> Tensor:
+        """Logits [copies, N, V] of the targets (on the CPU) that count."""
+        logits, dim = self.classes_last(output_tensor(output))
+        found = tuple(logits.shape)
+        if dim and logits.dim() > dim + 1:
+            logits = logits.movedim(dim, 0)
+        rows, *rest = targets.shape
+        whole = (copies * rows, *rest)
+        # [B · time, V] is read batch-major, which no other batch dimension gives.
+        flat = (copies * targets.numel(),) if self.batch_dim == 0 else whole
+        if tuple(logits.shape[:-1]) not in (whole, flat):
+            raise DataError(
+                f"logits of shape {found} do not match targets of shape {tuple(targets.shape)}"
+                + f" x {copies} samples" * (copies > 1)
+                + "; logits must have the targets' shape and a dimension of classes, "
+                f"class_dim={self.class_dim} (batch_dim={self.batch_dim})"
+            )
+        logits = logits.reshape(copies, targets.numel(), logits.shape[-1])
+        counts = self.counts(targets)
+        return logits if bool(counts.all()) else logits[:, counts]
+
+    def classes_last(self, logits: Tensor) -> tuple[Tensor, int]:
+        """Logits with the class dimension last, and their batch dimension then.
+
+        Raises:
+            DataError: If there is no such dimension.
+        """
+        if not -logits.dim() <= self.class_dim < logits.dim():
+            raise DataError(
+                f"logits of shape {tuple(logits.shape)} have no dimension "
+                f"class_dim={self.class_dim}"
+            )
+        moved = self.class_dim % logits.dim() < self.batch_dim
+        return logits.movedim(self.class_dim, -1), self.batch_dim - moved
+
+    def check_targets(self, targets: Tensor, classes: int, number: int) -> None:
+        """Refuses targets outside 0 to classes − 1."""
+        valid = targets.flatten()[self.counts(targets)]
+        if valid.numel() and (int(valid.min()) < 0 or int(valid.max()) >= classes):
+            raise DataError(
+                f"batch {number} has targets from {int(valid.min())} to {int(valid.max())}, but "
+                f"the model has {classes} classes (0 to {classes - 1}); ignored targets must be "
+                f"ignore_index={self.ignore_index}"
+            )
+
+    def check_output(self, output: Tensor) -> None:
+        """Refuses a single logit, and probabilities: positive numbers that all sum to 1."""
+        if output.shape[-1] < 2:
+            raise DataError(
+                f"the model gives {output.shape[-1]} logit per target; give at least 2 classes"
+            )
+        sums = output.double().sum(-1)
+        if len(output) and bool((output >= 0).all()) and bool(((sums - 1).abs() < 1e-3).all()):
+            raise DataError(
+                "the model gives probabilities (no row has a negative number, and each sums to 1); "
+                "give logits, or log-probabilities, which are logits too"
+            )
+
+    def bracket(self, output: Tensor, targets: Tensor) -> Nodes:
+        """Temperatures that suit the logits of a first batch."""
+        some = max(1, 2**21 // output.shape[-1])  # enough to tell the scale
+        return bracket(self.predict(output[:some], "the first batch"), targets[:some])
+
+    def predict(self, output: Tensor, where: str | None, room: Tensor | None = None) -> Tensor:
+        """Log-probabilities in float32 or better; NaN and +inf logits are refused.
+
+        Args:
+            output: Logits [..., V].
+            where: What they belong to, for the message; None leaves `require_numbers` to the
+                caller, because it waits for a device.
+            room: An earlier result that may be overwritten where it is large enough: fresh memory
+                costs as much as the logarithms.
+        """
+        lp = output.double() if output.dtype == torch.float64 else output.float()
+        out = None
+        if room is not None and room.numel() >= lp.numel() and room.dtype == lp.dtype:
+            out = room.view(-1)[: lp.numel()].view(lp.shape)
+        lp = torch.log_softmax(lp, -1, out=out)
+        if where is not None:
+            require_numbers(lp[..., 0], where)
+        return lp
+
+    def deterministic(
+        self, output: Tensor, targets: Tensor, nodes: Nodes, partitions: Partitions
+    ) -> Results:
+        """Results of logits [N, V] without dropout, on their device; NaN is not looked for."""
+        # In slices: the copies that a distribution needs would multiply the batch's own logits.
+        step = max(1, _AT_ONCE.get(output.device.type, _AT_ONCE["cpu"]) // output.shape[-1])
+        parts = [
+            distribution(self.predict(part, None), of, nodes, partitions)
+            for part, of in zip(output.split(step), targets.split(step))
+        ]
+        if len(parts) == 1:
+            return parts[0]
+        return {name: torch.cat([part[name] for part in parts], -1) for name in parts[0]}
+
+    def accumulators(
+        self, protocol: Protocol, targets: Tensor, partitions: Partitions
+    ) -> list[Accumulator]:
+        """Sums for temperatures that act on the mean, and where asked for on each sample."""
+        grid, blocks = protocol.grid, protocol.plan.blocks
+        sums: list[Accumulator] = [
+            MeanTemper(grid.alphas, targets, protocol.nodes, blocks, partitions)
+        ]
+        if grid.temper == "sample" and max(grid.alphas) > 0:
+            sums.append(SampleTemper(grid.alphas, targets, protocol.sample_nodes, blocks))
+        return sums
+
+    def target_bytes(self, protocol: Protocol) -> int:
+        """Bytes per target and multiplier: class accumulators of all open blocks, and K floats."""
+        alphas, plan = len(protocol.grid.alphas), protocol.plan
+        levels = plan.blocks.bit_length()
+        # The last term: copies that turn sums into distributions at the end of a chunk.
+        powers = (alphas + 3) * levels + 3 + 12
+        if protocol.grid.temper == "sample":
+            powers += 2 * (alphas + 1) * SAMPLE_NODES
+        kept = alphas * (NODES + 32)
+        return 4 * (powers * protocol.num_classes + 2 * plan.num_samples + kept)
+
+
+def require_numbers(log_probs: Tensor, where: str) -> None:
+    """Refuses the log-softmax of NaN or +inf logits.
+
+    Args:
+        log_probs: One of each row: a single such logit makes the whole row NaN.
+        where: What they belong to, for the message.
+    """
+    if log_probs.isnan().any():
+        raise DataError(
+            f"the model gave NaN or infinite logits for {where}; look for overflow, inputs "
+            "that are not normalised, or a row in which every class is masked"
+        )

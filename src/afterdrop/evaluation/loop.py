@@ -1,0 +1,239 @@
+"""The loop of an evaluation: what was found first, then batch after batch.
+
+One set of K passes per multiplier serves every alpha and temperature. Per batch: the deterministic
+pass, then chunks of examples × multipliers × samples whose logits stream into accumulators.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from tqdm import tqdm
+
+from afterdrop.errors import AfterdropError, DataError
+from afterdrop.evaluation.batches import Batch, call, open_batches, read_batch
+from afterdrop.evaluation.chunks import Memory
+from afterdrop.evaluation.engines.dispatch import evaluation_engines
+from afterdrop.evaluation.likelihoods import Likelihood
+from afterdrop.evaluation.likelihoods.categorical import Categorical
+from afterdrop.evaluation.rank_shares import agree
+from afterdrop.evaluation.request import Protocol, Request
+from afterdrop.evaluation.result_buffer import Pieces
+from afterdrop.evaluation.resume_store import ResumeStore
+from afterdrop.evaluation.scores.schema import name_of
+from afterdrop.evaluation.scores.scores import Scores
+from afterdrop.family.temperature import Nodes
+from afterdrop.masks.mode import eval_mode
+from afterdrop.masks.nested_inputs import take_rows
+from afterdrop.masks.sites import Sites, check_model, find_sites
+from afterdrop.models.fingerprint import fingerprint
+from afterdrop.ranks import ALONE, Ranks
+
+_DRY_EXAMPLES = 3  # with two, anything else of size 2 would be taken for the batch
+_Item = TypeVar("_Item")
+
+
+@dataclasses.dataclass(frozen=True)
+class Execution:
+    """How an evaluation is carried out, on which its numbers do not depend.
+
+    Attributes:
+        first_example: Number of the first example, for data evaluated in parts (`Scores.merge`).
+        memory: Bytes for accumulators and activations; None for the device's default.
+        resume: A folder for finished parts.
+        progress: Whether to show a progress bar.
+        ranks: The processes that share the work.
+        windows: Windows of a text per batch, at most.
+    """
+
+    first_example: int = 0
+    memory: int | None = None
+    resume: str | Path | None = None
+    progress: bool = False
+    ranks: Ranks = ALONE
+    windows: int = 32
+
+
+def run_evaluation(
+    model: nn.Module,
+    batches: Iterable[Any],
+    request: Request,
+    execution: Execution,
+    targets: int | None = None,
+) -> Scores:
+    """Evaluates batches, and keeps finished parts where asked.
+
+    Args:
+        model: The model.
+        batches: Pairs (inputs, targets).
+        request: What to evaluate.
+        execution: How to carry it out.
+        targets: Number of targets in the data, if known: results are then copied to their final
+            place at once.
+    """
+    check_model(model)
+    device = next((p.device for p in model.parameters()), torch.device("cpu"))
+    current_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    likelihood = Categorical.of(request)
+    with torch.no_grad(), eval_mode(model), current_device:  # kernels go to the current device
+        head, stream, total = open_batches(batches)
+        first = read_batch(head, 0, execution.first_example, device, likelihood)
+        sites = _dry_run(model, first, request)
+        protocol = agree(_protocol(model, first, request, likelihood, sites), execution.ranks)
+        memory = Memory.of(device, execution.memory)
+        engines, reason = evaluation_engines(model, protocol, likelihood, sites, memory)
+        shown = execution.progress and execution.ranks.first
+        if reason is not None and shown:
+            tqdm.write(f"Evaluating without kernels, which is slower: {reason}.")
+        store = ResumeStore(
+            execution.resume,
+            protocol,
+            engines,
+            execution.first_example,
+            execution.ranks,
+            targets,
+        )
+        bar = tqdm(total=total, desc=f"evaluate {request.split}", unit="batch", disable=not shown)
+        with bar, store:
+            due = _due(stream, execution.first_example, device, likelihood, store, bar)
+            begun = (Job(n, batch, engines.begin(batch, n)) for n, batch in due)
+            for job in behind(begun, engines.ahead):
+                store.add(job.number, job.batch, job.results())
+                bar.update()
+        tensors = store.finish()
+    if not tensors[name_of("data", "targets")].numel():
+        raise DataError(f"no target counts: all equal ignore_index={request.ignore_index}")
+    return Scores(protocol, tensors)
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A batch whose evaluation has begun.
+
+    Attributes:
+        number: Which batch of the data.
+        batch: The batch, which must live until its results are there.
+        results: Waits for the results, or only then computes them.
+    """
+
+    number: int
+    batch: Batch
+    results: Callable[[], Pieces]
+
+
+def behind(made: Iterator[_Item], ahead: int) -> Iterator[_Item]:
+    """Yields an item once `ahead` later ones have been produced.
+
+    If producing one fails, those produced before it come first and the error after them.
+
+    Args:
+        made: The items.
+        ahead: How many later ones.
+
+    Example:
+        >>> def noted():
+        ...     for number in range(3):
+        ...         print("made", number)
+        ...         yield number
+        >>> for number in behind(noted(), 1):
+        ...     print("given", number)
+        made 0
+        made 1
+        given 0
+        made 2
+        given 1
+        given 2
+    """
+    held: deque[_Item] = deque()
+    error: BaseException | None = None
+    while error is None:
+        try:
+            held.append(next(made))
+        except StopIteration:
+            break
+        except (Exception, KeyboardInterrupt) as found:
+            error = found
+        else:
+            if len(held) > ahead:
+                yield held.popleft()
+    while held:
+        yield held.popleft()
+    if error is not None:
+        raise error
+
+
+def _due(
+    stream: Iterator[Any],
+    position: int,
+    device: torch.device,
+    likelihood: Likelihood,
+    store: ResumeStore,
+    bar: Any,
+) -> Iterator[tuple[int, Batch]]:
+    """The batches that are left to evaluate here, with their numbers."""
+    for number, item in enumerate(stream):
+        batch = read_batch(item, number, position, device, likelihood)
+        position += batch.size
+        if store.due(number, batch):
+            yield number, batch
+        else:
+            bar.update()
+
+
+def _dry_run(model: nn.Module, first: Batch, request: Request) -> Sites | None:
+    """The dropout sites, found on a few examples of the first batch; None if nothing samples."""
+    if not request.grid.stochastic:
+        return None
+    dim = request.batch_dim
+    options: dict[str, Any] = {"rates": request.rates, "noise": request.noise, "batch_dim": dim}
+
+    def dry_run(examples: int) -> Sites:
+        inputs = take_rows(first.inputs, dim, first.size, 0, examples, 1)
+        return call(lambda *args, **kwargs: find_sites(model, *args, **options, **kwargs), inputs)
+
+    try:
+        return dry_run(min(first.size, _DRY_EXAMPLES))
+    except AfterdropError:
+        raise
+    except Exception:  # an input that only looks like a batch cannot be cut: take all of it
+        return dry_run(first.size)
+
+
+def _protocol(
+    model: nn.Module,
+    first: Batch,
+    request: Request,
+    likelihood: Likelihood,
+    sites: Sites | None,
+) -> Protocol:
+    """The request, and what the model and the first batch make of it."""
+    output = call(model, first.fresh_inputs(request.batch_dim))
+    logits = likelihood.read_output(output, first.host, 1)[0]
+    classes = logits.shape[-1]
+    likelihood.check_output(logits)
+    likelihood.check_targets(first.host, classes, 0)
+    if request.temperatures is None:
+        targets = first.targets.flatten()[likelihood.counts(first.targets)]
+        nodes = likelihood.bracket(logits, targets)
+    else:
+        nodes = Nodes(*request.temperatures)
+    # Windows of a text share masks that live as long as the text.
+    streamed = request.stream is not None and request.stream.lifetime == "stream"
+    return Protocol(
+        request=request,
+        low=nodes.low,
+        high=nodes.high,
+        num_classes=classes,
+        fingerprint=fingerprint(model),
+        batched=sites.batched if sites else True,
+        shared=sites.shared or streamed if sites else False,
+        sites=tuple((s.name, s.op, s.rate, s.calls) for s in sites) if sites else (),
+        off=sites.off if sites else (),
+    )

@@ -1,0 +1,219 @@
+"""The tensors of Scores: name, dimensions, type, and when each is there.
+
+Whatever joins, divides, checks, stores or makes room for results derives from this table; no other
+file knows how a tensor is named or on which axis the multipliers are.
+
+Letters: M multipliers above 0, A alphas, N targets. Other dimensions:
+    positive   alphas above 0
+    nodes      temperatures at which log-partitions are kept (`Protocol.nodes`)
+    coarse     every fourth of them, then temperature 1: for differences of halves
+    tempered   temperatures of tempered samples (`Protocol.sample_nodes`)
+    halves     the two independent halves of the samples
+    sizes      numbers of merged blocks: 1, 2, 4, ...
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from afterdrop.errors import ScoresError
+from afterdrop.evaluation.request import Protocol
+from afterdrop.family.temperature import COARSE
+
+Results = dict[str, Tensor]
+Group = Literal["data", "deterministic", "sampled", "integrated", "tempered"]
+
+
+def _sampled(protocol: Protocol) -> bool:
+    return bool(protocol.grid.stochastic)
+
+
+def _halved(protocol: Protocol) -> bool:
+    return _sampled(protocol) and protocol.plan.num_samples > 1
+
+
+def _tempered(protocol: Protocol) -> bool:
+    return _sampled(protocol) and protocol.grid.temper == "sample" and protocol.grid.alphas[-1] > 0
+
+
+@dataclasses.dataclass(frozen=True)
+class TensorSpec:
+    """One tensor of Scores.
+
+    Attributes:
+        group: What it describes.
+        field: Its name within the group.
+        dims: Its dimensions; the targets N come last.
+        dtype: The type of its elements.
+        present: Whether Scores of a protocol have it.
+        optional: Whether they may lack it even then, because the model decides.
+    """
+
+    group: Group
+    field: str
+    dims: tuple[str, ...]
+    dtype: torch.dtype
+    present: Callable[[Protocol], bool]
+    optional: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name in Scores and in files."""
+        return name_of(self.group, self.field)
+
+
+def name_of(group: Group, field: str) -> str:
+    """The name of a tensor in Scores and in files.
+
+    Example:
+        >>> name_of("sampled", "bound")
+        'sampled.bound'
+    """
+    return f"{group}.{field}"
+
+
+def _distribution(group: Group, front: tuple[str, ...], **when: object) -> list[TensorSpec]:
+    """What later temperatures need of an averaged distribution."""
+    numbers = ("target", "peak", "one", "two", "entropy")
+    specs = [TensorSpec(group, field, (*front, "N"), torch.float64, **when) for field in numbers]  # type: ignore[arg-type]
+    specs.append(TensorSpec(group, "class", (*front, "N"), torch.int32, **when))  # type: ignore[arg-type]
+    specs.append(TensorSpec(group, "partition", (*front, "nodes", "N"), torch.float32, **when))  # type: ignore[arg-type]
+    return specs
+
+
+def _integrated(protocol: Protocol) -> bool:
+    return (
+        _sampled(protocol) and protocol.request.stream is not None and 0.0 in protocol.grid.alphas
+    )
+
+
+_HALF = ("halves", "coarse", "N")
+_NODES = ("M", "positive", "tempered", "N")
+
+CATEGORICAL: tuple[TensorSpec, ...] = (
+    TensorSpec("data", "targets", ("N",), torch.int64, lambda _: True),
+    TensorSpec("data", "examples", ("N",), torch.int64, lambda _: True),
+    *_distribution("deterministic", (), present=lambda _: True),
+    *_distribution("sampled", ("M", "A"), present=_sampled),
+    TensorSpec("sampled", "half", ("M", "A", *_HALF), torch.float32, _halved),
+    *(
+        TensorSpec("sampled", field, ("M", "N"), torch.float64, _sampled)
+        for field in ("bound", "lowest", "highest", "mean", "square", "spread", "mean_entropy")
+    ),
+    TensorSpec("sampled", "second", ("M", "A", "N"), torch.float64, _sampled),
+    TensorSpec(
+        "sampled",
+        "curve",
+        ("sizes", "M", "A", "N"),
+        torch.float64,
+        lambda p: _sampled(p) and p.plan.blocks > 2,
+    ),
+    *_distribution("integrated", ("M",), present=_integrated, optional=True),
+    TensorSpec(
+        "integrated",
+        "half",
+        ("M", *_HALF),
+        torch.float32,
+        lambda p: _integrated(p) and _halved(p),
+        optional=True,
+    ),
+    *(
+        TensorSpec("tempered", field, _NODES, torch.float64, _tempered)
+        for field in ("xe", "log_z", "peak", "square", "entropy")
+    ),
+    TensorSpec("tempered", "class", _NODES, torch.int32, _tempered),
+    TensorSpec("tempered", "bound", ("M", "tempered", "N"), torch.float64, _tempered),
+    TensorSpec(
+        "tempered",
+        "half",
+        ("M", "positive", "halves", "tempered", "N"),
+        torch.float32,
+        lambda p: _tempered(p) and _halved(p),
+    ),
+)
+_BY_NAME = {spec.name: spec for spec in CATEGORICAL}
+
+
+def named(group: Group, fields: Mapping[str, Tensor]) -> Results:
+    """Results of a group under their names in Scores."""
+    return {name_of(group, field): tensor for field, tensor in fields.items()}
+
+
+def join(parts: Sequence[Mapping[str, Tensor]], dim: Literal["N", "M"]) -> Results:
+    """Joins results along the targets or along the multipliers.
+
+    Tensors without that dimension must be the same in all parts; the first is taken.
+
+    Example:
+        >>> part = {"sampled.bound": torch.zeros(2, 3), "data.targets": torch.arange(3)}
+        >>> {name: tuple(tensor.shape) for name, tensor in join([part, part], "M").items()}
+        {'sampled.bound': (4, 3), 'data.targets': (3,)}
+    """
+    if len(parts) == 1:
+        return dict(parts[0])
+    joined: Results = {}
+    for name in parts[0]:
+        dims = _BY_NAME[name].dims
+        tensors = [part[name] for part in parts]
+        joined[name] = torch.cat(tensors, dims.index(dim)) if dim in dims else tensors[0]
+    return joined
+
+
+def empty_like(name: str, piece: Tensor, targets: int) -> Tensor:
+    """Room for a tensor of `targets` targets, of which `piece` is a part."""
+    axis = _BY_NAME[name].dims.index("N")
+    return piece.new_empty((*piece.shape[:axis], targets, *piece.shape[axis + 1 :]))
+
+
+def select_targets(name: str, tensor: Tensor, index: Tensor) -> Tensor:
+    """The targets `index` of a tensor."""
+    return tensor.index_select(_BY_NAME[name].dims.index("N"), index)
+
+
+def sizes(protocol: Protocol, targets: int) -> dict[str, int]:
+    """The size of each dimension."""
+    grid, nodes = protocol.grid, protocol.nodes
+    return {
+        "M": len(grid.stochastic),
+        "A": len(grid.alphas),
+        "N": targets,
+        "positive": sum(alpha > 0 for alpha in grid.alphas),
+        "nodes": nodes.count,
+        "coarse": len(range(0, nodes.count, COARSE)) + 1,
+        "tempered": protocol.sample_nodes.count,
+        "halves": 2,
+        "sizes": protocol.plan.blocks.bit_length(),
+    }
+
+
+def check(tensors: Mapping[str, Tensor], protocol: Protocol) -> None:
+    """Requires that tensors are those of a protocol: none missing, each of its shape and type.
+
+    Raises:
+        ScoresError: If they are not; names the first that is wrong.
+    """
+    lacking = [s.name for s in expected(protocol) if not s.optional and s.name not in tensors]
+    if lacking:
+        raise ScoresError(f"the scores lack {', '.join(lacking)}; evaluate again")
+    unknown = sorted(set(tensors) - {spec.name for spec in expected(protocol)})
+    if unknown:
+        raise ScoresError(f"the scores hold {', '.join(unknown)}, which their protocol does not")
+    size = sizes(protocol, len(tensors["data.targets"]))
+    for name, tensor in tensors.items():
+        spec = _BY_NAME[name]
+        shape = tuple(size[dim] for dim in spec.dims)
+        if tuple(tensor.shape) != shape or tensor.dtype != spec.dtype:
+            raise ScoresError(
+                f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}; the protocol asks for "
+                f"{spec.dtype} of shape {shape}; evaluate again"
+            )
+
+
+def expected(protocol: Protocol) -> Iterable[TensorSpec]:
+    """The tensors that Scores of a protocol have."""
+    return (spec for spec in CATEGORICAL if spec.present(protocol))
