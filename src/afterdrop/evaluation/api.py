@@ -31,7 +31,7 @@ from afterdrop.masks.nested_inputs import take_rows
 from afterdrop.masks.sites import Sites, check_model, find_sites
 from afterdrop.masks.uniforms import Plan, Scheme
 from afterdrop.models.fingerprint import fingerprint
-from afterdrop.ranks import ALONE, Ranks, Splitting, current
+from afterdrop.ranks import SINGLE_PROCESS, Ranks, Splitting, current
 
 _DRY_EXAMPLES = 3  # with two, whatever else has a size of 2 would be taken for the batch
 
@@ -136,7 +136,7 @@ class Settings:
     resume: str | Path | None = None
     progress: bool = False
     stream: tuple[tuple[str, Any], ...] = ()
-    ranks: Ranks = ALONE
+    ranks: Ranks = SINGLE_PROCESS
     limit: int | None = None
 
     def __post_init__(self) -> None:

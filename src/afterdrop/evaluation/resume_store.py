@@ -24,7 +24,7 @@ from afterdrop.evaluation.result_buffer import Collected
 from afterdrop.evaluation.scores.scores_file import read_tensors, write_tensors
 from afterdrop.files import make_folder
 from afterdrop.masks.nested_inputs import tensors as all_tensors
-from afterdrop.ranks import ALONE, Ranks
+from afterdrop.ranks import SINGLE_PROCESS, Ranks
 
 _SECONDS = 30.0
 _CARRIED = "carried_"
@@ -48,7 +48,7 @@ class Parts:
         protocol: Protocol,
         worker: Worker,
         first_example: int,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = SINGLE_PROCESS,
         expected: int | None = None,
     ) -> None:
         self.folder = None if folder is None else Path(folder)
@@ -62,7 +62,7 @@ class Parts:
         self._data = hashlib.blake2b(digest_size=12)
         self._saved = 0.0
         # Of finished batches, by number.
-        self._digests = dict(ranks.told(self._load))
+        self._digests = dict(ranks.from_rank0(self._load))
         self._kept = self._results.count  # targets whose results are on disk
 
     def due(self, number: int, batch: Batch) -> bool:

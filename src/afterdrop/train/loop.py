@@ -83,7 +83,7 @@ class Loop:
         while self.trainer.schedule.stopped is None:
             late = self.deadline is not None and time.monotonic() >= self.deadline
             own = REASONS.index(request.signal or ("max_minutes" if late else None))
-            if reason := REASONS[self.trainer.ranks.most(own)]:
+            if reason := REASONS[self.trainer.ranks.max(own)]:
                 self._save()
                 return reason
             if self.trainer.turn_over:
@@ -138,7 +138,7 @@ class Loop:
         watch = self.watch
         if watch is None:
             return None
-        reason = self.trainer.ranks.told(lambda: watch(line))
+        reason = self.trainer.ranks.from_rank0(lambda: watch(line))
         if reason is None or self.trainer.schedule.stopped is not None:
             return None
         self._write()
@@ -155,7 +155,7 @@ class Loop:
             return True
         due = self._write_seconds <= _WRITE_QUICK
         due |= (time.monotonic() - self._written) * _WRITE_SHARE >= self._write_seconds
-        return bool(self.trainer.ranks.most(due and self.trainer.ranks.first))
+        return bool(self.trainer.ranks.max(due and self.trainer.ranks.first))
 
     def _write(self) -> None:
         start = time.monotonic()

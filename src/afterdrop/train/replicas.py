@@ -52,7 +52,7 @@ def sum_gradients(parameters: Sequence[Tensor], loss: Tensor, ranks: Ranks) -> T
         return loss
     grads = [p.grad for p in parameters if p.grad is not None]
     buffer = torch.cat([*(grad.flatten() for grad in grads), loss.to(grads[0].dtype).view(1)])
-    ranks.add(buffer)
+    ranks.sum(buffer)
     *sums, total = buffer.split([*(grad.numel() for grad in grads), 1])
     torch._foreach_copy_(grads, [part.view_as(grad) for part, grad in zip(sums, grads)])
     return total.view(())

@@ -111,7 +111,7 @@ def run(
     check_batch(config.objective.batch_size, group)
     with ExitStack() as held:
         folder, there = _enter(held, config, Path(out), resume, group)
-        if there and group.told(lambda: _finished(folder)):
+        if there and group.from_rank0(lambda: _finished(folder)):
             return _result(folder, None, group)
         task = build_task(config, load_set(config, data), where, group)
         with torch.random.fork_rng([where] if where.type == "cuda" else []):
@@ -135,7 +135,7 @@ def _enter(
                 f"ranks {ranks.rank} and {rank} were given different configurations "
                 f"({ranks.rank} → {rank}): {'; '.join(differing)}. Give all ranks the same."
             )
-    return RunFolder(path), ranks.told(enter)
+    return RunFolder(path), ranks.from_rank0(enter)
 
 
 def _finished(folder: RunFolder) -> bool:
@@ -148,7 +148,7 @@ def _open(folder: RunFolder, trainer: Trainer, data: str | Path | None, there: b
     """Writes what a new run starts with, or brings an old one back."""
     task, config, ranks = trainer.task, trainer.config, trainer.ranks
     identity = task.identity()
-    recorded = ranks.told(lambda: folder.read_config()[1]["data"] if there else identity)
+    recorded = ranks.from_rank0(lambda: folder.read_config()[1]["data"] if there else identity)
     for found in ranks.gather(identity):
         require_same(recorded, found)
     if there:
@@ -156,7 +156,7 @@ def _open(folder: RunFolder, trainer: Trainer, data: str | Path | None, there: b
         if saved is not None:
             trainer.restore(saved)
         else:
-            ranks.told(lambda: _require_new(folder))
+            ranks.from_rank0(lambda: _require_new(folder))
         if ranks.first:
             folder.trim_metrics(trainer.schedule.turn)
         return
@@ -194,10 +194,10 @@ def _last(folder: RunFolder, ranks: Ranks) -> Checkpoint | None:
         read.append(read_checkpoint(folder.last))
         return dict(read[0].facts)
 
-    found = ranks.told(facts)
+    found = ranks.from_rank0(facts)
     if found is None:
         return None
-    return Checkpoint(ranks.first_tensors(read[0].tensors if read else {}), found)
+    return Checkpoint(ranks.tensors_from_rank0(read[0].tensors if read else {}), found)
 
 
 def _train(
@@ -229,7 +229,7 @@ def _train(
 
 def _result(folder: RunFolder, reason: str | None, ranks: Ranks) -> TrainResult:
     """What the folder says, with the reason why a run is not finished; told by rank 0."""
-    return TrainResult(folder.path, **ranks.told(lambda: _ending(folder, reason)))
+    return TrainResult(folder.path, **ranks.from_rank0(lambda: _ending(folder, reason)))
 
 
 def _ending(folder: RunFolder, reason: str | None) -> dict[str, Any]:

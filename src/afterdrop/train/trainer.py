@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from afterdrop import kernels
 from afterdrop.models import LanguageModel
-from afterdrop.ranks import ALONE, Ranks
+from afterdrop.ranks import SINGLE_PROCESS, Ranks
 from afterdrop.train.averaging import WeightAverage
 from afterdrop.train.checkpoint import Checkpoint, grouped
 from afterdrop.train.checks import DivergedError
@@ -45,7 +45,7 @@ class Trainer:
     """
 
     def __init__(
-        self, config: TrainConfig, task: Task, model: nn.Module, ranks: Ranks = ALONE
+        self, config: TrainConfig, task: Task, model: nn.Module, ranks: Ranks = SINGLE_PROCESS
     ) -> None:
         self.config, self.task, self.model, self.ranks = config, task, model, ranks
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -170,7 +170,7 @@ class Trainer:
                     raise
                 self._give_up_kernels(error)  # a validation changes nothing
                 found = validate(_until(stop, self.task.validation_batches(self.model)), self.ranks)
-        if self.ranks.most(stop()):
+        if self.ranks.max(stop()):
             return None
         self._require_finite("validation XE", found.xe)
         return found

@@ -39,7 +39,7 @@ from afterdrop.masks.rows import Rows
 from afterdrop.masks.sites import Sites
 from afterdrop.models import LanguageModel
 from afterdrop.models.fingerprint import fingerprint
-from afterdrop.ranks import ALONE
+from afterdrop.ranks import SINGLE_PROCESS
 
 if TYPE_CHECKING:
     from afterdrop.models.fused import DeterministicPass
@@ -134,7 +134,7 @@ def evaluate_text(
         return mine == (kept.plan, kept.split, kept.stream, kept.fingerprint)
 
     def some(grid: Grid, resume: Path | None) -> Scores:
-        own = dataclasses.replace(settings, grid=grid, resume=resume, ranks=ALONE)
+        own = dataclasses.replace(settings, grid=grid, resume=resume, ranks=SINGLE_PROCESS)
         own = dataclasses.replace(own, progress=settings.progress and settings.ranks.first)
         return run_evaluation(model, windows, own, worker, len(tokens))
 
