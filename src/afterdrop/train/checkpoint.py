@@ -18,7 +18,7 @@ from torch import Tensor
 from afterdrop.errors import FileError
 from afterdrop.files import check_header, write_atomic
 
-KIND, VERSION = "afterdrop-checkpoint", 1
+KIND, VERSION = "afterdrop-checkpoint", 2
 
 
 @dataclass(frozen=True)

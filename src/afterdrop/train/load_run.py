@@ -50,7 +50,7 @@ def load_model(
     Example:
         >>> import tempfile
         >>> from afterdrop import recipes, train
-        >>> config = recipes.load("digits-mlp").config.override({"schedule.turns": 1})
+        >>> config = recipes.load("digits-mlp").config.override({"schedule.intervals": 1})
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     _ = train.run(config, folder, progress=False)
         ...     model, config, load_data = train.load_model(folder)
@@ -62,7 +62,9 @@ def load_model(
     config, facts = folder.read_config()
     path = folder.best if which == "best" else folder.last
     if not path.exists():
-        raise FileError(f"{folder.path} has no {which} checkpoint yet; train for a turn first")
+        raise FileError(
+            f"{folder.path} has no {which} checkpoint yet; train until the first validation"
+        )
     saved = read_checkpoint(path)
     model: nn.Module
     with torch.device("meta"):  # no initial weights, and none of the caller's random numbers

@@ -2,7 +2,7 @@
 
 A step sums the gradients of the shares. What follows it (prior, clip, optimiser, averaging) is the
 same arithmetic on the same numbers everywhere, so the weights stay equal without being sent; that
-they do is checked at every turn.
+they do is checked at every interval.
 """
 
 from __future__ import annotations
@@ -71,5 +71,5 @@ def check_equal(parameters: Sequence[Tensor], step: int, ranks: Ranks) -> None:
     if any(not torch.equal(norms, other) for other in ranks.gather_rows(norms)):
         raise RankError(
             f"the ranks have different weights at step {step}: their hardware or software differ. "
-            "Use equal hosts, or fewer of them; the same command goes on from the last turn"
+            "Use equal hosts, or fewer of them; the same command goes on from the last interval"
         )

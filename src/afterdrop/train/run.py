@@ -37,9 +37,9 @@ class TrainResult:
             `watch` said.
         message: All this in words, and how to go on.
         step: Steps done.
-        turn: Turns validated.
-        best: The best turn's line of metrics (`turn`, `xe`, `temperature`, `xe_optimal`, ...);
-            empty if stopped before the first validation.
+        interval: Validation intervals done.
+        best: The line of metrics of the best validation (`interval`, `xe`, `temperature`,
+            `xe_optimal`, ...); empty if stopped before the first one.
     """
 
     folder: Path
@@ -47,7 +47,7 @@ class TrainResult:
     reason: str
     message: str
     step: int
-    turn: int
+    interval: int
     best: dict[str, Any]
 
 
@@ -68,7 +68,7 @@ def run(
 
     Ctrl-C and SIGTERM finish the step, save and return; the same call then goes on, on a CPU to
     the bit as if never stopped (with as many threads: torch's sums depend on their number). So
-    does a run that was killed, from its last turn.
+    does a run that was killed, from its last validation.
 
     Args:
         config: What to train and how.
@@ -82,8 +82,8 @@ def run(
         ranks: `"split"` trains data-parallel in the caller's process group: every rank makes this
             call and has a share of each batch, rank 0 alone touches `out` and shows the bar. The
             losses are those of one process, but for rounding.
-        watch: Called with each turn's line of metrics when the turn is saved. A reason that it
-            returns stops the run there, as `result.reason`; the same call would go on.
+        watch: Called with each validation's line of metrics. A reason that it returns stops the
+            run there and becomes `result.reason`; the same call would resume.
 
     Raises:
         TrainError: If `out` holds something else; a `DivergedError` if training diverged.
@@ -96,10 +96,10 @@ def run(
     Example:
         >>> import tempfile
         >>> from afterdrop import recipes
-        >>> config = recipes.load("digits-mlp").config.override({"schedule.turns": 1})
+        >>> config = recipes.load("digits-mlp").config.override({"schedule.intervals": 1})
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     result = run(config, folder, progress=False)
-        >>> result.finished, result.turn
+        >>> result.finished, result.interval
         (True, 1)
     """
     check_one_of("resume", resume, RESUMES)
@@ -158,7 +158,7 @@ def _open(folder: RunFolder, trainer: Trainer, data: str | Path | None, there: b
         else:
             ranks.from_rank0(lambda: _require_new(folder))
         if ranks.first:
-            folder.trim_metrics(trainer.schedule.turn)
+            folder.trim_metrics(trainer.schedule.interval)
         return
     scale = prior_scale(config.objective.l2_penalty, task.train_targets, task.window)
     model: Any = trainer.model
@@ -175,8 +175,8 @@ def _open(folder: RunFolder, trainer: Trainer, data: str | Path | None, there: b
 
 
 def _require_new(folder: RunFolder) -> None:
-    """Refuses to begin a run anew that got beyond its first turn and lost its last checkpoint."""
-    if any(line["turn"] > 0 for line in folder.read_metrics()):
+    """Refuses to restart a run that has trained and whose last checkpoint is missing."""
+    if any(line["interval"] > 0 for line in folder.read_metrics()):
         raise TrainError(
             f"{folder.path} holds a run without its checkpoint {folder.last.name}, as a finished "
             "trial of afterdrop tune does: it cannot go on, and beginning anew would replace its "
@@ -211,7 +211,7 @@ def _train(
     schedule = trainer.config.schedule
     spoken = track and trainer.ranks.first
     tracker = Tracker(folder.path / "tensorboard", trainer.step) if spoken else None
-    total = schedule.turns * schedule.steps_per_turn
+    total = schedule.intervals * schedule.steps_per_interval
     bar = Progress(total, trainer.step, trainer.task.unit, shown=progress)
     message = ""
     if trainer.plain is not None:
@@ -239,7 +239,7 @@ def _ending(folder: RunFolder, reason: str | None) -> dict[str, Any]:
     words = [f"Finished: {stopped}." if reason is None else f"Stopped ({reason}) and saved."]
     if best:
         found = present(folder.read_config()[1]["unit"], best["xe_optimal"])
-        words.append(f"Best {found} (turn {best['turn']}, T={best['temperature']:.3f}).")
+        words.append(f"Best {found} (interval {best['interval']}, T={best['temperature']:.3f}).")
     if reason is not None:
         words.append(
             f"To go on from step {last['step']}, give the same command (out={folder.path})."
@@ -249,6 +249,6 @@ def _ending(folder: RunFolder, reason: str | None) -> dict[str, Any]:
         "reason": stopped,
         "message": " ".join(words),
         "step": last["step"],
-        "turn": last["schedule"]["turn"],
+        "interval": last["schedule"]["interval"],
         "best": best,
     }

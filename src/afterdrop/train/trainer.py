@@ -55,7 +55,7 @@ class Trainer:
         self.average: WeightAverage | None = None
         self.step = 0
         self.seconds = 0.0
-        # Of the turn's steps; on the device, so that a step need not wait for it.
+        # Of the interval's steps; on the device, so that a step need not wait for it.
         self.loss_total = torch.zeros((), dtype=torch.float64, device=self.device)
         reason = self._why_not_fused()
         self.plain = reason if self.device.type == "cuda" else None
@@ -64,14 +64,17 @@ class Trainer:
         self._stepped = False  # whether the kernels have done a step
 
     @property
-    def turn_over(self) -> bool:
+    def interval_done(self) -> bool:
         """Whether the next thing to do is a validation."""
-        return self.turn_steps == self.config.schedule.steps_per_turn or self.schedule.turn < 0
+        return (
+            self.interval_steps == self.config.schedule.steps_per_interval
+            or self.schedule.interval < 0
+        )
 
     @property
-    def turn_steps(self) -> int:
+    def interval_steps(self) -> int:
         """Steps done since the last validation."""
-        return self.step - max(self.schedule.turn, 0) * self.config.schedule.steps_per_turn
+        return self.step - max(self.schedule.interval, 0) * self.config.schedule.steps_per_interval
 
     def train_step(self) -> None:
         """One step: loss, prior, clip, update, average."""
@@ -141,14 +144,14 @@ class Trainer:
         return self._fused
 
     def mean_loss(self) -> float | None:
-        """Nats a target over the turn so far; None before its first step.
+        """Nats per target over the interval so far; None before its first step.
 
         Raises:
             DivergedError: If it is not finite.
         """
-        if self.turn_steps == 0:
+        if self.interval_steps == 0:
             return None
-        loss = float(self.loss_total) / self.turn_steps / self.task.window
+        loss = float(self.loss_total) / self.interval_steps / self.task.window
         self._require_finite("training loss", loss)
         return loss
 
@@ -175,11 +178,11 @@ class Trainer:
         self._require_finite("validation XE", found.xe)
         return found
 
-    def finish_turn(self, found: Validation) -> dict[str, Any]:
-        """Moves the schedule on; returns the turn's line of metrics."""
+    def finish_interval(self, found: Validation) -> dict[str, Any]:
+        """Moves the schedule on; returns the interval's line of metrics."""
         config = self.config
         line = {
-            "turn": self.schedule.turn + 1,
+            "interval": self.schedule.interval + 1,
             "step": self.step,
             "loss": self.mean_loss(),
             "prior": prior_loss(self.parameters, config.objective.l2_penalty),
@@ -194,7 +197,7 @@ class Trainer:
         for group in self.optimiser.param_groups:
             group["lr"] = self._learning_rate()
         self.loss_total.zero_()
-        return {**line, "best_turn": self.schedule.best_turn, "best_xe": self.schedule.best}
+        return {**line, "best_interval": self.schedule.best_interval, "best_xe": self.schedule.best}
 
     def capture(self) -> Checkpoint:
         """Everything that the future of the run depends on."""
