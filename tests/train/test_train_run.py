@@ -12,8 +12,10 @@ from safetensors.torch import load_file
 from afterdrop import recipes, train
 from afterdrop.data import EvalStripes, load_text
 from afterdrop.errors import DataError, ExtraError, FileError
+from afterdrop.models.fingerprint import fingerprint
 from afterdrop.train import DivergedError, TrainError
 from afterdrop.train.folder import RunFolder, locked
+from afterdrop.train.load_run import kept_fingerprints
 from afterdrop.train.text_task import TextTask
 from afterdrop.train.trainer import Trainer
 from afterdrop.train.validation import validate
@@ -77,6 +79,19 @@ def test_best_holds_what_was_validated(text_config, tmp_path):
     assert found.targets == len(text.valid)
     other, _, _ = train.load_model(tmp_path / "run", "last")
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters()))
+
+
+@pytest.mark.parametrize("averaged", [True, False])
+def test_checkpoint_headers_hold_the_fingerprints_of_their_weights(text_config, tmp_path, averaged):
+    config = text_config if averaged else text_config.override({"averaging.latest": None})
+    run(config, tmp_path / "run", max_minutes=1e-9)
+    assert kept_fingerprints(tmp_path / "run").keys() == {"last"}  # not validated yet
+    run(config, tmp_path / "run", watch=lambda line: "stop" if line["interval"] == 5 else None)
+    found = kept_fingerprints(tmp_path / "run")
+    assert found.keys() == {"best", "last"}
+    for which, value in found.items():
+        assert value == fingerprint(train.load_model(tmp_path / "run", which).model)
+    assert ("average.embedding" in tensors(tmp_path / "run")) == averaged
 
 
 def test_validation_is_the_streams_cross_entropy(text_config, text_folder):
