@@ -127,7 +127,7 @@ class Trainer:
             return f"{self.ranks.count} ranks train it"
         from afterdrop.train.fused_text import why_not
 
-        return why_not(self.config, self.task, self.model, self.optimiser, self.device)
+        return why_not(self.config, self.task, self.model, self.device)
 
     def _kernels(self) -> FusedText | None:
         """The kernels that train this run, if there are any."""
