@@ -6,7 +6,7 @@ from afterdrop import recipes
 from afterdrop.models.budget import count_parameters
 from afterdrop.train import ConfigError
 from afterdrop.tune.checks import TuneError
-from afterdrop.tune.settings import TuneSettings, plan_study, shortened
+from afterdrop.tune.settings import TuneSettings, plan_study
 from afterdrop.tune.space import Axis, Space, apply_point, own_point, published_space
 
 # The ranges of reference: Melis et al., Mogrifier LSTM, appendix; learning rate widened.
@@ -105,16 +105,6 @@ def test_ranges_can_be_changed_added_and_fixed():
 def test_bad_spaces_are_refused_before_any_trial(make, message):
     with pytest.raises((ConfigError, ValueError), match=message):
         make()
-
-
-def test_a_shortened_schedule_keeps_its_shape():
-    config = recipes.load("ptb-24m").config
-    half = shortened(config, config.schedule.intervals // 2).schedule
-    assert half.intervals * 2 == config.schedule.intervals
-    assert half.drop_latest * 2 == config.schedule.drop_latest
-    assert half.drop_patience * 2 == config.schedule.drop_patience
-    assert half.steps_per_interval == config.schedule.steps_per_interval
-    assert half.stop_targets == ()
 
 
 def test_settings_of_another_schema_version_are_refused():

@@ -28,6 +28,7 @@ from afterdrop.selection.choice import select
 from afterdrop.train import TrainConfig, load_model
 from afterdrop.train import run as train_run
 from afterdrop.train.folder import RunFolder
+from afterdrop.train.shorten import shorten
 
 TRAINING = 0.65  # share of a job's time
 PROBE_STEPS = 10
@@ -204,34 +205,6 @@ class Chain:
     def _asked(self) -> dict[str, Any]:
         """What the plan depends on."""
         return {"minutes": self.minutes, "device": self.device, "num_samples": self.num_samples}
-
-
-def shorten(config: TrainConfig, intervals: int, steps_per_interval: int) -> TrainConfig:
-    """A configuration with fewer intervals: the learning rate drops, or averaging starts, at 4/5.
-
-    Example:
-        >>> from afterdrop import recipes
-        >>> shorten(recipes.load("ptb-24m").config, 10, 50).schedule.drop_latest
-        8
-    """
-    if (intervals, steps_per_interval) == (
-        config.schedule.intervals,
-        config.schedule.steps_per_interval,
-    ):
-        return config
-    late = max(1, int(0.8 * intervals))
-    changes: dict[str, Any] = {
-        "schedule.intervals": intervals,
-        "schedule.steps_per_interval": steps_per_interval,
-        "schedule.stop_patience": None,
-        "schedule.stop_rampup": 0,
-        "schedule.stop_targets": [],
-    }
-    if config.averaging.latest is not None:
-        changes |= {"averaging.latest": late, "averaging.patience": None}
-    else:
-        changes |= {"schedule.drop_latest": late, "schedule.drop_patience": max(1, intervals // 8)}
-    return config.override(changes)
 
 
 def fit_intervals(

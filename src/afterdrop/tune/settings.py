@@ -9,6 +9,7 @@ from typing import Any, Literal
 from afterdrop import recipes
 from afterdrop.train import TrainConfig
 from afterdrop.train.checks import check_count, check_number, check_one_of
+from afterdrop.train.shorten import shorten
 from afterdrop.tune.checks import TuneError
 from afterdrop.tune.objective import Objective
 from afterdrop.tune.space import Axis, Space, apply_point, published_space
@@ -115,7 +116,7 @@ def plan_study(
     if budget is not None:
         config = with_budget(config, budget)
     if intervals is not None:
-        config = shortened(config, intervals)
+        config = shorten(config, intervals)
     # The best checkpoint is the one that the objective likes best.
     config = config.override({"validation.criterion": objective.temperature})
     space = published_space(config).with_axes(ranges, fixed)
@@ -137,23 +138,3 @@ def with_budget(config: TrainConfig, budget: int) -> TrainConfig:
         changes |= {"model.hidden_sizes": None, "model.embedding_size": None}
         changes |= {"model.layers": len(sizes), "model.embedding_ratio": 1.0}
     return config.override(changes)
-
-
-def shortened(config: TrainConfig, intervals: int) -> TrainConfig:
-    """The same schedule in fewer (or more) intervals; targets of early stopping are left out.
-
-    Example:
-        >>> schedule = shortened(recipes.load("ptb-10m").config, 100).schedule
-        >>> schedule.intervals, schedule.drop_latest, schedule.drop_patience, schedule.stop_targets
-        (100, 90, 3, ())
-    """
-    check_count("intervals", intervals)
-    schedule = config.schedule
-    names = ("drop_patience", "drop_latest", "stop_patience")
-    scaled: dict[str, Any] = {
-        f"schedule.{name}": max(1, round(value * intervals / schedule.intervals))
-        for name in names
-        if (value := getattr(schedule, name)) is not None
-    }
-    scaled["schedule.stop_rampup"] = round(schedule.stop_rampup * intervals / schedule.intervals)
-    return config.override({"schedule.intervals": intervals, "schedule.stop_targets": [], **scaled})
