@@ -126,7 +126,7 @@ class FusedText:
     def step(self, number: int) -> Tensor:
         """One step; returns its loss, a scalar on the device that the next step overwrites."""
         if (number - self._first) % _AHEAD == 0:
-            ahead = [torch.stack(self.stripes.window(number + n)) for n in range(_AHEAD)]
+            ahead = [torch.stack(self.stripes[number + n]) for n in range(_AHEAD)]
             windows = torch.stack(ahead).transpose(2, 3).flatten(2)
             self.windows.copy_(upload(windows, self.device))
             self.steps.slot.zero_()

@@ -72,7 +72,7 @@ class TextTask:
     def loss(self, model: nn.Module, step: int) -> Tensor:
         """Summed over time, averaged over the batch; carries the state on."""
         samples, alpha = self.config.objective.samples, self.config.objective.alpha
-        inputs_Bt, targets_Bt = (part[self.rows.mine] for part in self.stripes.window(step))
+        inputs_Bt, targets_Bt = (part[self.rows.mine] for part in self.stripes[step])
         if samples > 1:
             inputs_Bt = inputs_Bt.repeat(samples, 1)
         before = self._before_window()
