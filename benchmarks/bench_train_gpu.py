@@ -65,7 +65,7 @@ class RandomStripes:
 
 
 def fixed_window(config: TrainConfig) -> tuple[Tensor, Tensor]:
-    inputs, targets = RandomText(config).train_stripes(DEVICE).window(0)
+    inputs, targets = RandomText(config).train_stripes(DEVICE)[0]
     return inputs.to(DEVICE), targets.to(DEVICE)
 
 

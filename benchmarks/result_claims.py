@@ -186,9 +186,9 @@ def claims(run: Row) -> str:
     if best:
         last = run["training"]["last"]
         lines.append(
-            f"Trained {last['step']:,} steps in {last['seconds']:.0f} s; best turn {best['turn']}: "
-            f"deterministic validation XE {best['xe']:.4f}, {best['xe_optimal']:.4f} at "
-            f"T = {best['temperature']:.3f}."
+            f"Trained {last['step']:,} steps in {last['seconds']:.0f} s; best interval "
+            f"{best['interval']}: deterministic validation XE {best['xe']:.4f}, "
+            f"{best['xe_optimal']:.4f} at T = {best['temperature']:.3f}."
         )
     lines += [f"Missing: {text}" for text in run["missing"]]
     if "splits" not in run:

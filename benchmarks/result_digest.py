@@ -23,7 +23,7 @@ from result_subset import subset_rows
 
 TEMPERATURES = [0.6 + 0.05 * step for step in range(29)]
 SUBSETS = (250, 500, 1000, 5000, 20000)
-TURNS_KEPT = 60
+INTERVALS_KEPT = 60
 
 
 def numbers(found: Estimate) -> dict[str, float]:
@@ -156,7 +156,7 @@ def training_of(run: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     lines = [json.loads(line) for line in path.read_text().splitlines()]
-    every = max(1, len(lines) // TURNS_KEPT)
+    every = max(1, len(lines) // INTERVALS_KEPT)
     best = min(lines, key=lambda line: line["xe_optimal"])
     return {"best": best, "last": lines[-1], "lines": lines[::every]}
 

@@ -114,7 +114,9 @@ def main() -> None:
     parser.add_argument("--recipe", default="ptb-24m-2layer")
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--set", nargs="*", default=[], help="changes, as in schedule.turns=200")
+    parser.add_argument(
+        "--set", nargs="*", default=[], help="changes, as in schedule.intervals=200"
+    )
     parser.add_argument("--call-minutes", type=float, help="stop this call after so long")
     parser.add_argument("--num-samples", type=int, default=100)
     parser.add_argument("--limit", type=int, help="evaluate so many tokens of each split")

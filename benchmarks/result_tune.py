@@ -26,22 +26,22 @@ from tuned_on import Family, comparison, worth
 
 FAMILY = Family(ad.Grid((0.0, 1.0), (0.0, 0.8)), samples=8)
 TASKS = {
-    "digits": {"turns": 4, "changes": {}, "trials": 20, "seeds": 5},
+    "digits": {"intervals": 4, "changes": {}, "trials": 20, "seeds": 5},
     "pydoc": {
-        "turns": 4,
+        "intervals": 4,
         "changes": {
             "model.hidden_sizes": [32],
             "data.min_count": 20,
             "objective.batch_size": 50,
             "objective.window": 16,
-            "schedule.steps_per_turn": 60,
+            "schedule.steps_per_interval": 60,
             "validation.rows": 64,
         },
         "trials": 16,
         "seeds": 3,
     },
     # Trained six times as long; one random study as a pool of configurations, no search.
-    "digits-long": {"turns": 24, "changes": {}, "trials": 48, "seeds": 1},
+    "digits-long": {"intervals": 24, "changes": {}, "trials": 48, "seeds": 1},
 }
 
 
@@ -50,7 +50,7 @@ def study_settings(task: str, sampler: str, seed: int) -> TuneSettings:
     setup = TASKS[task]
     return plan_study(
         recipe,
-        turns=setup["turns"],
+        intervals=setup["intervals"],
         changes=setup["changes"],
         sampler=sampler,
         seed=seed,

@@ -4,10 +4,10 @@
     python benchmarks/result_tune_gpu.py train --batch BATCH --out OUT --data DIR --mps --minutes 2
     python benchmarks/result_tune_gpu.py tell --study STUDY --results OUT/results.jsonl      # here
 
-The recipe is ptb-10m, shortened to --turns of 300 steps. `draw` asks the study for a batch: Sobol
-points at first, and of the Gaussian process once results were told; points without a result come
-first. `train` needs torch alone; it writes a line for each trial as it ends, stops after
---minutes, and goes on with what is missing. `tell` gives the values to the study, prints the
+The recipe is ptb-10m, shortened to --intervals of 300 steps. `draw` asks the study for a batch:
+Sobol points at first, points of the Gaussian process once there are results; points without a
+result come first. `train` needs torch alone; it writes a line for each trial as it ends, stops
+after --minutes, and goes on with what is missing. `tell` gives the values to the study, prints the
 ranking and what tuning at the optimal T is worth (`tuned_on`), and writes best.toml and study.html.
 """
 
@@ -37,11 +37,11 @@ from afterdrop.tune.settings import TuneSettings, plan_study
 from afterdrop.tune.space import apply_point
 from tuned_on import Family, comparison, worth
 
-STEPS_PER_TURN = 300
-# The recipe's patience, scaled down to few turns, would be one turn's luck: the rate drops at the
-# recipe's latest turn alone, and all trials train as long.
+STEPS_PER_INTERVAL = 300
+# The recipe's patience, scaled down to few intervals, would depend on the luck of one of them: the
+# rate drops at the recipe's latest interval only, and all trials train equally long.
 SCHEDULE = {
-    "schedule.steps_per_turn": STEPS_PER_TURN,
+    "schedule.steps_per_interval": STEPS_PER_INTERVAL,
     "schedule.drop_patience": None,
     "schedule.stop_patience": None,
     "schedule.stop_targets": [],
@@ -59,7 +59,9 @@ def draw(options: argparse.Namespace) -> None:
     from afterdrop.tune.study import join
 
     changes = {**SCHEDULE, **dict(options.set)}
-    settings = plan_study(options.recipe, turns=options.turns, changes=changes, seed=options.seed)
+    settings = plan_study(
+        options.recipe, intervals=options.intervals, changes=changes, seed=options.seed
+    )
     backend = Backend(options.study, None, options.study.resolve().name)
     join(backend, settings)
     ledger = Ledger(backend, settings, "elsewhere", lease=float("inf"))  # no heart beats there
@@ -209,7 +211,7 @@ def of_trial(options: argparse.Namespace, settings: TuneSettings, trial: dict) -
         return None
     trained = time.monotonic()
     found = settings.objective.of_run(folder, options.device, options.data)
-    row = {**asdict(found), "xe_plain": result.best["xe"], "turn": result.best["turn"]}
+    row = {**asdict(found), "xe_plain": result.best["xe"], "interval": result.best["interval"]}
     row["family"] = of_family(options, folder)
     now = time.monotonic()
     return {**row, "seconds": now - start, "train_seconds": trained - start}
@@ -289,7 +291,9 @@ def main() -> None:
     parser.add_argument("--recipe", default="ptb-10m")
     parser.add_argument("--set", type=setting, nargs="*", default=[], help="NAME=JSON")
     parser.add_argument("--trials", type=int, default=24)
-    parser.add_argument("--turns", type=int, default=10, help=f"of {STEPS_PER_TURN} steps each")
+    parser.add_argument(
+        "--intervals", type=int, default=10, help=f"of {STEPS_PER_INTERVAL} steps each"
+    )
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--mps", action="store_true", help="start NVIDIA's MPS for the workers")
     parser.add_argument("--minutes", type=float, default=1e6, help="no trial goes on after them")

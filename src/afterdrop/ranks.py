@@ -1,11 +1,11 @@
-"""Processes that work as one: who this one is among them, and how they talk.
+"""Processes that share one piece of work: which one this is, and how they communicate.
 
-`torchrun` starts N processes, the ranks; torch.distributed connects them. All of them run the same
-program, so everything that follows from files, clocks or signals is agreed on here: rank 0 reads
-and tells, and a wish to stop counts whoever has it. `ALONE` is the one process of a plain call, for
-which nothing here communicates.
+`torchrun` starts several processes, the ranks, and torch.distributed connects them. All of them
+run the same program, so every decision that depends on files, clocks or signals is made here for
+all of them: rank 0 reads and broadcasts, and a stop requested by any rank stops all of them.
+`SINGLE_PROCESS` stands for a program that runs without torchrun; with it nothing communicates.
 
-What is sent is tensors, and JSON as bytes: nothing is pickled.
+Only tensors, and JSON as bytes, are sent: nothing is pickled.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from torch import Tensor
 from afterdrop.errors import AfterdropError, RankError, RankLost, StoppedElsewhere
 
 Splitting = Literal["split"]
-# A rank that is done waits for the slowest one; a dead one is noticed at once by its connection.
-PATIENCE = timedelta(days=1)
+# A rank that has finished waits for the slowest one. A rank that died is noticed immediately,
+# because its connection closes.
+TIMEOUT = timedelta(days=1)
 _Value = TypeVar("_Value")
 
 
@@ -34,58 +35,58 @@ class Ranks:
 
     Attributes:
         rank: Its number, 0 to count − 1.
-        count: How many there are.
-        words: The group for tensors on the CPU; None is the default group.
+        count: The number of processes.
+        cpu_group: The process group for tensors on the CPU; None is the default group.
 
     Example:
         >>> Ranks(rank=1, count=3).share(8)
         slice(2, 5, None)
-        >>> ALONE.told(lambda: "nobody to tell"), ALONE.most(2)
-        ('nobody to tell', 2)
+        >>> SINGLE_PROCESS.from_rank0(lambda: "called here"), SINGLE_PROCESS.max(2)
+        ('called here', 2)
     """
 
     rank: int = 0
     count: int = 1
-    words: Any = None
+    cpu_group: Any = None
 
     @property
     def first(self) -> bool:
-        """Whether this is the rank that reads, writes and speaks for all."""
+        """Whether this is rank 0, which reads and writes files and prints for all ranks."""
         return self.rank == 0
 
     def share(self, total: int) -> slice:
-        """The contiguous share of this rank in `total` rows, as even as can be."""
+        """This rank's contiguous share of `total` rows; shares differ by at most one row."""
         return slice(self.rank * total // self.count, (self.rank + 1) * total // self.count)
 
-    def most(self, number: int) -> int:
-        """The largest number that any rank gives."""
+    def max(self, number: int) -> int:
+        """The largest of the numbers that the ranks give."""
         if self.count == 1:
             return number
         largest = torch.tensor(number)
-        self._talk(lambda: dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.words))
+        self._communicate(lambda: dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.cpu_group))
         return int(largest)
 
-    def add(self, tensor: Tensor) -> Tensor:
-        """The sum over ranks, in place of each one's tensor; the same bits everywhere."""
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Replaces each rank's tensor by the sum over ranks, bit-identical on all of them."""
         if self.count > 1:
-            self._talk(lambda: dist.all_reduce(tensor, group=self._group(tensor)))
+            self._communicate(lambda: dist.all_reduce(tensor, group=self._group(tensor)))
         return tensor
 
     def gather_rows(self, tensor: Tensor) -> list[Tensor]:
-        """The tensors of all ranks, by rank, which have one shape; on the tensor's device."""
+        """The tensors of all ranks, in order of rank; their shapes must agree."""
         if self.count == 1:
             return [tensor]
         own = tensor.detach().contiguous()
         found = [torch.empty_like(own) for _ in range(self.count)]
-        self._talk(lambda: dist.all_gather(found, own, group=self._group(tensor)))
+        self._communicate(lambda: dist.all_gather(found, own, group=self._group(tensor)))
         return found
 
-    def told(self, call: Callable[[], _Value]) -> _Value:
-        """What `call` returns on rank 0, on every rank: a value that JSON can hold.
+    def from_rank0(self, call: Callable[[], _Value]) -> _Value:
+        """Calls `call` on rank 0 only and returns its JSON-serialisable result on every rank.
 
         Raises:
-            AfterdropError: On rank 0, if the call does.
-            StoppedElsewhere: Then on the others, with the same words.
+            AfterdropError: On rank 0, if `call` raises it.
+            StoppedElsewhere: In that case on every other rank, with the same message.
         """
         if self.count == 1:
             return call()
@@ -103,50 +104,55 @@ class Ranks:
         return value
 
     def gather(self, value: Any) -> list[Any]:
-        """The JSON-friendly values of all ranks, by rank."""
+        """The JSON-serialisable values of all ranks, in order of rank."""
         own = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
         texts = [
-            self._sent(own if rank == self.rank else None, (torch.uint8, size.tolist()), rank)
+            self._broadcast(own if rank == self.rank else None, (torch.uint8, size.tolist()), rank)
             for rank, size in enumerate(self.gather_rows(torch.tensor([len(own)])))
         ]
         return [json.loads(bytes(text.tolist())) for text in texts]
 
     def gather_tensors(self, tensors: Mapping[str, Tensor]) -> Iterator[tuple[str, list[Tensor]]]:
-        """Name by name, the tensors of all ranks that have one, by rank, on the CPU.
+        """Yields each name with the tensors of the ranks that have it, in order of rank.
 
-        One name at a time, so that nobody holds all tensors of all ranks twice.
+        The tensors are on the CPU. They are sent one name at a time, so that no rank holds two
+        copies of everything.
         """
         own = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        told = self.gather([[n, str(t.dtype)[6:], list(t.shape)] for n, t in own.items()])
+        listed = self.gather([[n, str(t.dtype)[6:], list(t.shape)] for n, t in own.items()])
         kinds = [
-            {n: (getattr(torch, dtype), shape) for n, dtype, shape in entries} for entries in told
+            {n: (getattr(torch, dtype), shape) for n, dtype, shape in entries} for entries in listed
         ]
         for name in dict.fromkeys(name for kind in kinds for name in kind):
             yield (
                 name,
                 [
-                    self._sent(own.get(name) if rank == self.rank else None, kind[name], rank)
+                    self._broadcast(own.get(name) if rank == self.rank else None, kind[name], rank)
                     for rank, kind in enumerate(kinds)
                     if name in kind
                 ],
             )
 
-    def first_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The tensors of rank 0, on every rank; what the others give is not looked at."""
+    def tensors_from_rank0(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The tensors of rank 0, on every rank; the arguments of other ranks are ignored."""
         sent = self.gather_tensors(tensors if self.first else {})
         return {name: parts[0] for name, parts in sent}
 
-    def _sent(self, mine: Tensor | None, kind: tuple[Any, Sequence[int]], source: int) -> Tensor:
-        """A tensor that the rank `source` has, on every rank."""
+    def _broadcast(
+        self, mine: Tensor | None, kind: tuple[Any, Sequence[int]], source: int
+    ) -> Tensor:
+        """The tensor of the rank `source`, on every rank."""
         tensor = torch.empty(kind[1], dtype=kind[0]) if mine is None else mine
         if self.count > 1 and tensor.numel():
-            self._talk(lambda: dist.broadcast(tensor, group_src=source, group=self.words))
+            self._communicate(
+                lambda: dist.broadcast(tensor, group_src=source, group=self.cpu_group)
+            )
         return tensor
 
     def _group(self, tensor: Tensor) -> Any:
-        return self.words if tensor.device.type == "cpu" else None
+        return self.cpu_group if tensor.device.type == "cpu" else None
 
-    def _talk(self, call: Callable[[], Any]) -> None:
+    def _communicate(self, call: Callable[[], Any]) -> None:
         try:
             call()
         except RuntimeError as error:
@@ -156,20 +162,20 @@ class Ranks:
             ) from error
 
 
-ALONE = Ranks()
+SINGLE_PROCESS = Ranks()
 
 
 def current(ranks: Splitting | None) -> Ranks:
-    """The ranks of a library call: those of the caller's process group if asked, else this one.
+    """The ranks of a library call: the caller's process group if requested, else this process.
 
     Args:
-        ranks: "split" to share the work over the caller's process group, or None.
+        ranks: "split" to split the work over the caller's process group, or None.
 
     Raises:
-        RankError: If there is no process group to share the work in.
+        RankError: If there is no process group.
 
     Example:
-        >>> current(None) == ALONE
+        >>> current(None) == SINGLE_PROCESS
         True
         >>> current("split")
         Traceback (most recent call last):
@@ -177,7 +183,7 @@ def current(ranks: Splitting | None) -> Ranks:
 with torchrun and call torch.distributed.init_process_group(), or leave ranks out
     """
     if ranks is None:
-        return ALONE
+        return SINGLE_PROCESS
     if ranks != "split":
         raise RankError(f"ranks={ranks!r} must be 'split' or None")
     if not (dist.is_available() and dist.is_initialized()):
@@ -185,6 +191,7 @@ with torchrun and call torch.distributed.init_process_group(), or leave ranks ou
             "ranks='split' needs a process group and there is none; start with torchrun and call "
             "torch.distributed.init_process_group(), or leave ranks out"
         )
-    # NCCL alone cannot send what lies on the CPU: then a second group does.
-    words = None if "gloo" in dist.get_backend_config() else dist.new_group(None, PATIENCE, "gloo")
-    return Ranks(dist.get_rank(), dist.get_world_size(), words)
+    # NCCL cannot send tensors that are on the CPU; without gloo, a second group sends them.
+    has_gloo = "gloo" in dist.get_backend_config()
+    cpu_group = None if has_gloo else dist.new_group(None, TIMEOUT, "gloo")
+    return Ranks(dist.get_rank(), dist.get_world_size(), cpu_group)

@@ -79,7 +79,7 @@ def test_the_member_of_ones_own_model_opens_as_it_was_chosen(folder, capsys):
 
 def test_only_the_weights_that_a_member_was_chosen_for_are_tested(folder, capsys):
     train = ["train", "digits-mlp", "--out", "run", "--quiet", "--set"]
-    assert main([*train, "schedule.turns=2"]) == 0
+    assert main([*train, "schedule.intervals=2"]) == 0
     evaluate = ["evaluate", "run", "--quiet", "--num-samples", "2", "--overwrite"]
     evaluate += ["--alphas", "1", "--multipliers", "0", "1"]
     for which in ("last", "best"):

@@ -272,7 +272,7 @@ def training_cases() -> dict[str, Callable[[], str]]:
         return run
 
     small = {"model__hidden_sizes": [24, 24], "objective__batch_size": 8, "objective__window": 12}
-    schedule = {"schedule__turns": 4, "schedule__steps_per_turn": 50}
+    schedule = {"schedule__intervals": 4, "schedule__steps_per_interval": 50}
     few = {"validation__max_targets": 300, "data__min_count": 60}
     return {
         "weights of a classifier": trained("digits-mlp", **schedule),

@@ -19,8 +19,8 @@ from afterdrop.train.checkpoint import read_checkpoint, write_checkpoint
 
 SMALL = [
     "model.hidden_sizes=[12,12]",
-    "schedule.turns=2",
-    "schedule.steps_per_turn=6",
+    "schedule.intervals=2",
+    "schedule.steps_per_interval=6",
     "schedule.drop_latest=1",
     "objective.batch_size=4",
     "objective.window=10",
@@ -184,7 +184,7 @@ def test_own_text_has_sizes_and_units_of_its_level_and_bears_new_words(
             f"a b c a b c {word}\n" * (40 if word == "seen" else 2)
         )
     arguments = ["--data", str(tmp_path), "--out", str(tmp_path / "run"), "--level", level]
-    changes = ["schedule.turns=1", "schedule.steps_per_turn=1", "objective.batch_size=2"]
+    changes = ["schedule.intervals=1", "schedule.steps_per_interval=1", "objective.batch_size=2"]
     options = [argument for change in changes for argument in ("--set", change)]
     assert main(["train", "lm", *arguments, *options, "--quiet"]) == 0
     loaded = load_model(tmp_path / "run")

@@ -53,7 +53,7 @@ def test_a_killed_chain_goes_on_where_it_was(tmp_path, capsys):
     done = files(out)
     assert len(done) == 4 and all(done[path] == kept[path] for path in kept)
     after = json.loads((out / "plan.json").read_text())["jobs"]
-    for name in ("turns", "steps_per_turn"):  # the kinds of masks must differ in nothing else
+    for name in ("intervals", "steps_per_interval"):  # the runs may differ in their masks only
         assert after["masks-step"][name] == after["masks-shared"][name]
         assert after["masks-shared"][name] == plan["masks-shared"][name]
     text = (out / "tables" / "table5.txt").read_text()

@@ -22,7 +22,7 @@ config = TrainConfig.from_dict({
     "model": {"hidden_sizes": [16, 16], "input_dropout": 0.3, "state_dropout": 0.2},
     "objective": {"batch_size": 4, "window": 8, "l2_penalty": 1e-4, "state_reset": 0.1},
     "optimiser": {"learning_rate": 0.01, "max_norm": 1.0},
-    "schedule": {"steps_per_turn": 10, "turns": 20, "drop_latest": 8},
+    "schedule": {"steps_per_interval": 10, "intervals": 20, "drop_latest": 8},
     "averaging": {"latest": 10},
     "validation": {"rows": 4},
 })
@@ -57,7 +57,7 @@ if mode == "killed":
     print(kills, status)
 elif mode == "full":
     train(folder + "/whole")
-    # Room for a checkpoint, but not for one with averaged weights, from turn 10 on.
+    # Room for a checkpoint, but not for one with averaged weights, from interval 10 on.
     resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, resource.RLIM_INFINITY))
     try:
         train(folder + "/killed")

@@ -86,7 +86,7 @@ def test_models_without_kernels(options, reason):
 def test_runs_without_kernels(folder, able):
     def why_not(config, **other):
         run = tiny_run.trainer(config, CPU)
-        parts = {"task": run.task, "model": run.model, "optimiser": run.optimiser} | other
+        parts = {"task": run.task, "model": run.model} | other
         return why_not_trained(config, device=CPU, **parts)
 
     assert why_not(tiny_run.config(folder)) is None
@@ -117,7 +117,7 @@ def test_windows_of_more_elements_than_the_kernels_count(
 
 def test_a_run_on_a_device_without_kernels_says_so_first(folder):
     run = tiny_run.trainer(tiny_run.config(folder), CPU)
-    reason = why_not_trained(run.config, run.task, run.model, run.optimiser, CPU)
+    reason = why_not_trained(run.config, run.task, run.model, CPU)
     assert reason == "cpu is no CUDA device"
 
 

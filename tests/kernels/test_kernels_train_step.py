@@ -179,7 +179,7 @@ def test_a_new_learning_rate_and_more_windows_than_are_held_reach_the_device(
     monkeypatch.setattr("afterdrop.train.fused_text._AHEAD", 2)
     run, fused = fused_run(tiny_run.config(folder), device)
     advance(run, fused, 3)  # the third window is the first of the second load
-    inputs, targets = run.task.stripes.window(2)
+    inputs, targets = run.task.stripes[2]
     assert torch.equal(fused.windows[0], torch.stack([inputs.t(), targets.t()]).flatten(1))
     held = [p.detach().clone() for p in run.model.parameters()]
     run.optimiser.param_groups[0]["lr"] = 0.0

@@ -28,7 +28,7 @@ def config(folder, model=None, **sections):
         "objective": {"batch_size": 3, "window": 3, "l2_penalty": 1e-3},
         # A large epsilon: else weights of tiny gradients move by the sign of a rounding error.
         "optimiser": {"learning_rate": 0.05, "max_norm": 1.0, "epsilon": 1e-2},
-        "schedule": {"steps_per_turn": 5, "turns": 2, "drop_latest": 3},
+        "schedule": {"steps_per_interval": 5, "intervals": 2, "drop_latest": 3},
         "averaging": {"latest": 1},
         "validation": {"rows": 2},
     }

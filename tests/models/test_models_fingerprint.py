@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from afterdrop.models import fingerprint as module
-from afterdrop.models.fingerprint import fingerprint
+from afterdrop.models.fingerprint import CHUNK, fingerprint, tensors_fingerprint
 
 
 class Holder(nn.Module):
@@ -75,21 +74,17 @@ def test_places_shapes_names_and_types_count():
     assert of(torch.arange(9, dtype=torch.uint8)[1:]) == of(torch.arange(1, 9, dtype=torch.uint8))
 
 
-@pytest.mark.parametrize("size", [7, 8, 9, 24, 61])
-def test_how_many_chunks_are_read_at_once_does_not_matter(monkeypatch, size):
-    monkeypatch.setattr(module, "_CHUNK", 8)
+@pytest.mark.parametrize("size", [CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK, 7 * CHUNK + 5])
+def test_the_number_of_chunks_at_once_does_not_matter(size):
     tensor = torch.randn(size)
-    found = set()
-    for at_once in (1, 2, 64):
-        monkeypatch.setattr(module, "_AT_ONCE", {"cpu": at_once})
-        found.add(of(tensor))
-    assert len(found) == 1
-    for at in range(size):
+    found = {tensors_fingerprint({"t0": tensor}, at_once) for at_once in (None, 1, 2, 64)}
+    assert found == {of(tensor)}
+    for at in {0, CHUNK - 2, CHUNK - 1, CHUNK, 2 * CHUNK, size - 1} & set(range(size)):
         other = tensor.clone()
         other[at] += 1
         assert of(other) not in found
-    if size > 8:
-        assert of(tensor.roll(8)) not in found  # chunks that change places
+    if size > CHUNK:
+        assert of(tensor.roll(CHUNK)) not in found  # chunks that change places
 
 
 def test_it_is_the_same_everywhere():

@@ -56,7 +56,7 @@ class PlainSteps:
         if before is not None:
             kept_B1 = kept_B.to(self.parameters[0]).unsqueeze(1)
             before = tuple((h * kept_B1, c * kept_B1) for h, c in before)
-        inputs, targets = self.task.stripes.window(number)
+        inputs, targets = self.task.stripes[number]
         self.model.train()
         with Given(queue):
             logits, state = self.model(inputs, before)

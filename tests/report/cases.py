@@ -25,8 +25,8 @@ EVIL_FOLDER = "<img src=x onerror=document.title='taken'> & " + "long" * 30
 
 SMALL = [
     "model.hidden_sizes=[12,12]",
-    "schedule.turns=3",
-    "schedule.steps_per_turn=6",
+    "schedule.intervals=3",
+    "schedule.steps_per_interval=6",
     "schedule.drop_latest=1",
     "objective.batch_size=4",
     "objective.window=10",
@@ -62,7 +62,7 @@ def evil_study(trials=24):
     for n in range(trials):
         point = space.point(torch.rand(4, generator=torch.Generator().manual_seed(n)).tolist())
         value = 0.1 + (math.log10(point["optimiser.learning_rate"]) + 3) ** 2 * (1 if n else 900)
-        curve = {turn: value + 2.0**-turn for turn in range(9 if n % 5 else 4)}
+        curve = {interval: value + 2.0**-interval for interval in range(9 if n % 5 else 4)}
         rows.append(Trial(n, "complete" if n % 5 else "pruned", point, value, curve=curve))
     for n, reason in enumerate(EVIL, trials):
         rows.append(Trial(n, "failed", space.point([0.5] * 4), notes={"reason": reason}))

@@ -279,7 +279,7 @@ def test_the_command_that_repeats_training_gives_the_same_configuration(trained)
 
 def test_the_command_that_repeats_a_recipe_is_its_name(tmp_path):
     run = tmp_path / "run"
-    sets = ["--set", "optimiser.max_norm=none", "--set", "schedule.turns=1"]
+    sets = ["--set", "optimiser.max_norm=none", "--set", "schedule.intervals=1"]
     assert main(["train", "digits-mlp", "--out", str(run), "--quiet", *sets]) == 0
     wanted = f"afterdrop train digits-mlp {' '.join(sets)} --out {run}"
     assert repeat_commands(read_run(run))[0] == wanted
@@ -332,7 +332,7 @@ def test_a_study_that_is_damaged_or_not_over_is_refused(tmp_path, capsys):
     (tmp_path / "journal.log").write_text("")
     assert main(["report", str(tmp_path)]) == 2
     assert "not over" in capsys.readouterr().err
-    (tmp_path / "study.json").write_text('{"kind": "afterdrop-study", "version": 1}')
+    (tmp_path / "study.json").write_text('{"kind": "afterdrop-study", "version": 2}')
     assert main(["report", str(tmp_path)]) == 2
     assert "damaged ('settings')" in capsys.readouterr().err
 

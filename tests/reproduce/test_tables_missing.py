@@ -13,7 +13,7 @@ from afterdrop.reproduce.tables.paper import paper_tables
 from afterdrop.reproduce.tables.source import read_source
 from afterdrop.reproduce.tables.writers import to_text
 
-SMALL = ["model.hidden_sizes=[8]", "schedule.turns=1", "schedule.steps_per_turn=3"]
+SMALL = ["model.hidden_sizes=[8]", "schedule.intervals=1", "schedule.steps_per_interval=3"]
 SMALL += ["schedule.drop_latest=1", "objective.batch_size=4", "objective.window=10"]
 OPTIONS = ["--num-samples", "4", "--alphas", "0", "0.5", "1", "--multipliers", "0", "0.8", "1"]
 

@@ -31,7 +31,7 @@ def trained(config, name, **options):
     result = train.run(
         config, folder / name, device="cpu", progress=False, ranks="split", **options
     )
-    return [result.finished, result.reason, result.step, result.turn, result.message]
+    return [result.finished, result.reason, result.step, result.interval, result.message]
 
 
 def message(call):

@@ -24,8 +24,8 @@ SMALL = (
     "model.hidden_sizes=[8]",
     "objective.batch_size=4",
     "objective.window=6",
-    "schedule.turns=25",
-    "schedule.steps_per_turn=3",
+    "schedule.intervals=25",
+    "schedule.steps_per_interval=3",
     "validation.rows=2",
 )
 
@@ -108,7 +108,7 @@ def test_a_rank_killed_in_training_ends_the_job_and_the_same_command_goes_on(tex
 
     again = torchrun("-m", "afterdrop", *train)
     assert again.returncode == 0, again.stderr[-3000:]
-    assert again.stdout.count("Finished: all 25 turns are done") == 1  # rank 0 alone speaks
+    assert again.stdout.count("Finished: all 25 intervals are done") == 1  # rank 0 alone speaks
     assert main(["train", "lm", "--out", str(tmp_path / "one"), *options]) == 0
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
 

@@ -34,7 +34,9 @@ def assert_equal_runs(one, other):
     for a, b in zip(metrics(one), metrics(other)):
         for name in a.keys() - {"seconds", "targets_per_second"}:
             if name in NUMBERS and a[name] is not None:
-                assert b[name] == pytest.approx(a[name], rel=2e-6), f"turn {a['turn']}: {name}"
+                assert b[name] == pytest.approx(a[name], rel=2e-6), (
+                    f"interval {a['interval']}: {name}"
+                )
             else:
                 assert b[name] == a[name], name
     for which in ("last", "best"):
@@ -83,7 +85,7 @@ def test_two_ranks_train_a_language_model_as_one_process(world):
     folder, notes = world
     assert_equal_runs(folder / "text-one", folder / "text-two")
     assert notes[0]["text"] == notes[1]["text"] == notes[0]["again"] == notes[1]["again"]
-    assert notes[0]["text"][:4] == [True, "all 4 turns are done", 20, 4]
+    assert notes[0]["text"][:4] == [True, "all 4 intervals are done", 20, 4]
 
 
 def test_two_ranks_train_a_classifier_as_one_process(world):

@@ -11,7 +11,7 @@ from afterdrop.train import TrainConfig
 GRID = ad.Grid((0, 0.5, 1), (0, 0.5, 1))
 
 
-def text_config(text: str, turns: int = 4) -> TrainConfig:
+def text_config(text: str, intervals: int = 4) -> TrainConfig:
     """Every dropout site, two samples, state resets, clip, prior, a drop and averaging."""
     sites = ("input", "inter_layer", "state", "update", "output", "projection", "embedding")
     rates = {f"{site}_dropout": 0.2 for site in sites}
@@ -28,7 +28,7 @@ def text_config(text: str, turns: int = 4) -> TrainConfig:
                 "jitter": 5,
             },
             "optimiser": {"learning_rate": 0.01, "max_norm": 1.0},
-            "schedule": {"steps_per_turn": 5, "turns": turns, "drop_latest": 2},
+            "schedule": {"steps_per_interval": 5, "intervals": intervals, "drop_latest": 2},
             "averaging": {"latest": 3},
             "validation": {"rows": 3},
         }
@@ -39,8 +39,8 @@ def image_config() -> TrainConfig:
     """Batches of 150 do not fill the last step of an epoch, and 5 rows are an odd validation."""
     changes = {
         "objective.batch_size": 150,
-        "schedule.turns": 2,
-        "schedule.steps_per_turn": 10,
+        "schedule.intervals": 2,
+        "schedule.steps_per_interval": 10,
         "model.hidden_sizes": [16],
         "validation.rows": 5,
     }

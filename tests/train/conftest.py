@@ -41,7 +41,7 @@ def text_config(text_folder: Path) -> TrainConfig:
                 "jitter": 5,
             },
             "optimiser": {"learning_rate": 0.01, "max_norm": 1.0},
-            "schedule": {"steps_per_turn": 5, "turns": 6, "drop_latest": 3},
+            "schedule": {"steps_per_interval": 5, "intervals": 6, "drop_latest": 3},
             "averaging": {"latest": 4},
             "validation": {"rows": 3},
         }

@@ -31,7 +31,7 @@ def test_a_budget_replaces_sizes(text_config):
         ("optimiser.learning_rates", "optimiser.learning_rate"),
         ("model.inputdropout", "model.input_dropout"),
         ("sede", "seed"),
-        ("schedul.turns", "schedule.turns"),
+        ("schedul.intervals", "schedule.intervals"),
     ],
 )
 def test_unknown_names_suggest_the_nearest(text_config, name, suggestion):
@@ -53,7 +53,7 @@ def test_unknown_names_suggest_the_nearest(text_config, name, suggestion):
         ("optimiser.beta2", 1.0),
         ("optimiser.name", "sgd"),
         ("optimiser.max_norm", 0),
-        ("schedule.turns", True),
+        ("schedule.intervals", True),
         ("schedule.drop_factor", 0),
         ("schedule.stop_targets", 4.4),
         ("schedule.stop_targets", [4.4]),
@@ -102,7 +102,7 @@ def test_a_classifier_has_no_windows(name):
         "model": {"kind": "classifier"},
         "objective": {"batch_size": 8},
         "optimiser": {"learning_rate": 0.1},
-        "schedule": {"steps_per_turn": 1, "turns": 1},
+        "schedule": {"steps_per_interval": 1, "intervals": 1},
     }
     with pytest.raises(ConfigError, match=name):
         TrainConfig.from_dict(content).override({name: 1})

@@ -75,16 +75,19 @@ def test_the_list_is_complete():
 
 def test_the_papers_schedule():
     schedule = recipes.load("ptb-24m-retuned").config.schedule
-    assert (schedule.turns * schedule.steps_per_turn, schedule.drop_patience) == (250_000, 90)
+    assert (schedule.intervals * schedule.steps_per_interval, schedule.drop_patience) == (
+        250_000,
+        90,
+    )
     assert recipes.load("ptb-24m-2layer").config.averaging.latest == 800
 
 
 def test_a_users_recipe_is_read_from_its_path(tmp_path):
     path = tmp_path / "mine.toml"
     source = Path(recipes.__file__).parent / "digits-mlp.toml"
-    path.write_text(source.read_text().replace("turns = 40", "turns = 3"))
-    assert recipes.load(path).config.schedule.turns == 3
-    path.write_text("turns = ")
+    path.write_text(source.read_text().replace("intervals = 40", "intervals = 3"))
+    assert recipes.load(path).config.schedule.intervals == 3
+    path.write_text("intervals = ")
     with pytest.raises(ConfigError, match="not TOML"):
         recipes.load(path)
     with pytest.raises(FileError, match="cannot read"):

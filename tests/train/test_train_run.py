@@ -12,8 +12,10 @@ from safetensors.torch import load_file
 from afterdrop import recipes, train
 from afterdrop.data import EvalStripes, load_text
 from afterdrop.errors import DataError, ExtraError, FileError
+from afterdrop.models.fingerprint import fingerprint
 from afterdrop.train import DivergedError, TrainError
 from afterdrop.train.folder import RunFolder, locked
+from afterdrop.train.load_run import kept_fingerprints
 from afterdrop.train.text_task import TextTask
 from afterdrop.train.trainer import Trainer
 from afterdrop.train.validation import validate
@@ -47,9 +49,9 @@ def test_a_run_learns_drops_averages_and_finishes(text_config, tmp_path):
     before = torch.get_rng_state()
     result = run(text_config, tmp_path / "run")
     assert torch.equal(torch.get_rng_state(), before)  # the caller's randomness is untouched
-    assert (result.finished, result.turn, result.step) == (True, 6, 30)
+    assert (result.finished, result.interval, result.step) == (True, 6, 30)
     lines = metrics(tmp_path / "run")
-    assert [line["turn"] for line in lines] == list(range(7))
+    assert [line["interval"] for line in lines] == list(range(7))
     assert lines[0]["loss"] is None and lines[-1]["best_xe"] < lines[0]["xe"] - 0.1
     assert [round(line["learning_rate"], 4) for line in lines] == [0.01] * 4 + [0.001] * 3
     assert [line["averaged"] for line in lines] == [0, 0, 0, 0, 0, 5, 10]
@@ -60,7 +62,7 @@ def test_best_holds_what_was_validated(text_config, tmp_path):
     run(text_config, tmp_path / "run")
     best = tensors(tmp_path / "run", "best")
     last = tensors(tmp_path / "run", "last")
-    assert metrics(tmp_path / "run")[-1]["best_turn"] == 6  # averaged
+    assert metrics(tmp_path / "run")[-1]["best_interval"] == 6  # averaged
     before = torch.get_rng_state()
     model, config, load_data = train.load_model(tmp_path / "run")
     assert torch.equal(torch.get_rng_state(), before)
@@ -77,6 +79,19 @@ def test_best_holds_what_was_validated(text_config, tmp_path):
     assert found.targets == len(text.valid)
     other, _, _ = train.load_model(tmp_path / "run", "last")
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters()))
+
+
+@pytest.mark.parametrize("averaged", [True, False])
+def test_checkpoint_headers_hold_the_fingerprints_of_their_weights(text_config, tmp_path, averaged):
+    config = text_config if averaged else text_config.override({"averaging.latest": None})
+    run(config, tmp_path / "run", max_minutes=1e-9)
+    assert kept_fingerprints(tmp_path / "run").keys() == {"last"}  # not validated yet
+    run(config, tmp_path / "run", watch=lambda line: "stop" if line["interval"] == 5 else None)
+    found = kept_fingerprints(tmp_path / "run")
+    assert found.keys() == {"best", "last"}
+    for which, value in found.items():
+        assert value == fingerprint(train.load_model(tmp_path / "run", which).model)
+    assert ("average.embedding" in tensors(tmp_path / "run")) == averaged
 
 
 def test_validation_is_the_streams_cross_entropy(text_config, text_folder):
@@ -140,7 +155,7 @@ def test_a_signal_during_validation_leaves_it_for_later(text_config, tmp_path, m
         yield from real(self, model)
 
     monkeypatch.setattr(TextTask, "validation_batches", validation)
-    assert run(text_config, tmp_path / "parts").turn == 1
+    assert run(text_config, tmp_path / "parts").interval == 1
     assert run(text_config, tmp_path / "parts").finished
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
@@ -154,8 +169,8 @@ def test_a_finished_run_is_left_alone(text_config, tmp_path):
 
 def test_another_run_or_other_files_are_refused(text_config, tmp_path):
     run(text_config, tmp_path / "run", max_minutes=1e-9)
-    other = text_config.override({"optimiser.learning_rate": 0.02, "schedule.turns": 9})
-    with pytest.raises(TrainError, match=r"learning_rate: 0.01 → 0.02; schedule.turns: 6 → 9"):
+    other = text_config.override({"optimiser.learning_rate": 0.02, "schedule.intervals": 9})
+    with pytest.raises(TrainError, match=r"learning_rate: 0.01 → 0.02; schedule.intervals: 6 → 9"):
         run(other, tmp_path / "run")
     with pytest.raises(TrainError, match="'refuse'"):
         run(text_config, tmp_path / "run", resume="refuse")
@@ -233,16 +248,21 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(text_config, tmp_path, monk
     assert_same_run(tmp_path / "whole", out)
 
 
-def test_a_watch_sees_every_turn_and_may_stop_the_run(text_config, tmp_path):
+def test_a_watch_sees_every_interval_and_may_stop_the_run(text_config, tmp_path):
     run(text_config, tmp_path / "whole")
     seen = []
 
     def watch(line):
-        seen.append(line["turn"])
-        return "enough" if line["turn"] in (2, 6) else None
+        seen.append(line["interval"])
+        return "enough" if line["interval"] in (2, 6) else None
 
     result = run(text_config, tmp_path / "run", watch=watch)
-    assert (result.finished, result.reason, result.turn, seen) == (False, "enough", 2, [0, 1, 2])
+    assert (result.finished, result.reason, result.interval, seen) == (
+        False,
+        "enough",
+        2,
+        [0, 1, 2],
+    )
     result = run(text_config, tmp_path / "run", watch=watch)
     assert result.finished and seen == list(range(7))  # at the end there is nothing to stop
     assert_same_run(tmp_path / "whole", tmp_path / "run")
@@ -286,6 +306,24 @@ def test_damaged_files_are_named(text_config, tmp_path):
         train.load_model(tmp_path / "nowhere")
 
 
+def test_files_of_another_schema_version_are_refused(text_config, tmp_path):
+    run(text_config, tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
+    checkpoint = folder.best.read_bytes()
+    folder.best.write_bytes(checkpoint.replace(b'\\"version\\": 2', b'\\"version\\": 1'))
+    with pytest.raises(FileError, match="schema version 1, this afterdrop reads 2"):
+        train.load_model(folder.path)
+    folder.best.write_bytes(checkpoint)
+    config = folder.config.read_text()
+    folder.config.write_text(config.replace('"version": 2', '"version": 1'))
+    with pytest.raises(FileError, match="schema version 1, this afterdrop reads 2"):
+        train.load_model(folder.path)
+    folder.config.write_text(config)
+    folder.metrics.write_text(folder.metrics.read_text().replace('"interval"', '"turn"'))
+    with pytest.raises(FileError, match="another version of afterdrop"):
+        folder.read_metrics()
+
+
 def test_several_samples_and_torchs_adam_resume_too(text_config, tmp_path):
     config = text_config.override(
         {
@@ -293,7 +331,7 @@ def test_several_samples_and_torchs_adam_resume_too(text_config, tmp_path):
             "objective.alpha": 0.5,
             "optimiser.name": "adam",
             "optimiser.beta1": 0.5,
-            "schedule.turns": 2,
+            "schedule.intervals": 2,
         }
     )
     run(config, tmp_path / "whole")
@@ -318,7 +356,11 @@ def test_state_reset_zeroes_whole_stripes(text_config, text_folder):
 
 def test_a_classifier_trains_and_resumes(tmp_path):
     config = recipes.load("digits-mlp").config.override(
-        {"schedule.turns": 3, "schedule.steps_per_turn": 10, "optimiser.learning_rate": 0.01}
+        {
+            "schedule.intervals": 3,
+            "schedule.steps_per_interval": 10,
+            "optimiser.learning_rate": 0.01,
+        }
     )
     result = run(config, tmp_path / "whole")
     assert result.best["xe"] < 2.0 and "Best xe" in result.message
@@ -360,28 +402,28 @@ def test_tensorboard_is_an_extra(text_config, tmp_path, monkeypatch):
 
 
 def test_the_bar_shows_loss_validation_and_speed(text_config, tmp_path, capsys):
-    config = text_config.override({"schedule.steps_per_turn": 20, "schedule.turns": 2})
+    config = text_config.override({"schedule.steps_per_interval": 20, "schedule.intervals": 2})
     train.run(config, tmp_path / "run")
     shown = capsys.readouterr()
     for part in ("train ppl", "valid ppl", "at T=", "best ppl", "words/s", "40/40"):
         assert part in shown.err
-    assert "Finished: all 2 turns are done. Best ppl" in shown.out + shown.err
+    assert "Finished: all 2 intervals are done. Best ppl" in shown.out + shown.err
 
 
-def test_the_trainer_knows_where_in_a_turn_it_is(text_config, text_folder):
+def test_the_trainer_knows_where_in_an_interval_it_is(text_config, text_folder):
     task = TextTask(text_config, load_text(text_folder), torch.device("cpu"))
     trainer = Trainer(text_config, task, task.build_model())
-    assert trainer.turn_over and trainer.mean_loss() is None
-    trainer.finish_turn(trainer.validate(lambda: False))
+    assert trainer.interval_done and trainer.mean_loss() is None
+    trainer.finish_interval(trainer.validate(lambda: False))
     for done in range(5):
-        assert not trainer.turn_over and trainer.turn_steps == done
+        assert not trainer.interval_done and trainer.interval_steps == done
         trainer.train_step()
-    assert trainer.turn_over and trainer.mean_loss() > 0
+    assert trainer.interval_done and trainer.mean_loss() > 0
 
 
 def test_a_run_that_lost_its_last_checkpoint_is_not_begun_anew(tmp_path):
     """As finished trials of a study have; their best weights would be replaced."""
-    config = recipes.load("digits-mlp").config.override({"schedule.turns": 2})
+    config = recipes.load("digits-mlp").config.override({"schedule.intervals": 2})
     train.run(config, tmp_path / "run", progress=False)
     last, best = (tmp_path / f"run/checkpoint/{which}.safetensors" for which in ("last", "best"))
     last.unlink()

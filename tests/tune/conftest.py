@@ -25,8 +25,8 @@ window = 8
 learning_rate = 0.005
 max_norm = 1.0
 [schedule]
-steps_per_turn = 4
-turns = 4
+steps_per_interval = 4
+intervals = 4
 [validation]
 rows = 4
 """

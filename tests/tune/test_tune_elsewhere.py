@@ -45,8 +45,8 @@ def numbers(path):
 def test_two_rounds_of_a_study_whose_trials_are_trained_elsewhere(script, recipe, tmp_path):
     study, batch, out = tmp_path / "study", tmp_path / "batch.json", tmp_path / "out"
     results = out / "results.jsonl"
-    asked = ["--study", study, "--batch", batch, "--recipe", recipe, "--turns", "2"]
-    script("draw", *asked, "--trials", "3", "--set", "schedule.steps_per_turn=3")
+    asked = ["--study", study, "--batch", batch, "--recipe", recipe, "--intervals", "2"]
+    script("draw", *asked, "--trials", "3", "--set", "schedule.steps_per_interval=3")
     train = ["--batch", batch, "--out", out, "--workers", "2", "--targets", "40"]
     script("train", *train, "--minutes", "1e-4")  # no trial starts
     assert not results.exists()
@@ -59,7 +59,7 @@ def test_two_rounds_of_a_study_whose_trials_are_trained_elsewhere(script, recipe
     assert again[0]["xe"] == again[1]["xe"] and again[0]["family"] == again[1]["family"]
     results.write_text("".join(lines[:2]))  # the last is not told
     script("tell", "--study", study, "--results", results)
-    script("draw", *asked, "--trials", "5", "--set", "schedule.steps_per_turn=3")
+    script("draw", *asked, "--trials", "5", "--set", "schedule.steps_per_interval=3")
     drawn = json.loads(batch.read_text())["trials"]
     missing = ({0, 1, 2} - set(numbers(results))).pop()
     assert [trial["number"] for trial in drawn] == [missing, *range(3, 8)]

@@ -85,12 +85,12 @@ def test_outliers_do_not_flatten_the_rest():
     assert known_values([Seen({}, "bad")]) == []
 
 
-def test_hopeless_is_the_worst_quarter_after_a_third_of_the_turns():
+def test_hopeless_is_the_worst_quarter_after_a_third_of_the_intervals():
     others = [{t: 5 - 0.1 * t + 0.01 * i for t in range(11)} for i in range(8)]
     assert is_hopeless({4: 4.9}, others, 10)
     assert not is_hopeless({2: 4.9}, others, 10)  # too early
     assert not is_hopeless({10: 4.9}, others, 10)  # over anyway
     assert not is_hopeless({4: 4.9}, others[:5], 10)  # too few to compare with
     assert not is_hopeless({3: 4.55, 4: 4.9}, others, 10)  # was good, and may drop its rate
-    stopped = [dict.fromkeys(range(3), 9.0)] * 20  # stopped before this turn: no comparison
+    stopped = [dict.fromkeys(range(3), 9.0)] * 20  # stopped before this interval: no comparison
     assert not is_hopeless({4: 4.9}, [*others[:5], *stopped], 10)

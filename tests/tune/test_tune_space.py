@@ -5,7 +5,8 @@ from hypothesis import strategies as st
 from afterdrop import recipes
 from afterdrop.models.budget import count_parameters
 from afterdrop.train import ConfigError
-from afterdrop.tune.settings import plan_study, shortened
+from afterdrop.tune.checks import TuneError
+from afterdrop.tune.settings import TuneSettings, plan_study
 from afterdrop.tune.space import Axis, Space, apply_point, own_point, published_space
 
 # The ranges of reference: Melis et al., Mogrifier LSTM, appendix; learning rate widened.
@@ -96,7 +97,7 @@ def test_ranges_can_be_changed_added_and_fixed():
         (lambda: plan_study("digits-mlp", fixed=["model.tied"]), "not searched"),
         (lambda: plan_study("digits-mlp", ranges=[Axis("model.hiden", 0, 1)]), "did you mean"),
         (lambda: plan_study("digits-mlp", ranges=[Axis("model.input_dropout", 0, 2)]), "input"),
-        (lambda: plan_study("digits-mlp", turns=0), "turns"),
+        (lambda: plan_study("digits-mlp", intervals=0), "intervals"),
         (lambda: plan_study("digits-mlp", minutes=0), "minutes"),
         (lambda: plan_study("digits-mlp", sampler="tpe"), "sampler"),
     ],
@@ -106,11 +107,7 @@ def test_bad_spaces_are_refused_before_any_trial(make, message):
         make()
 
 
-def test_a_shortened_schedule_keeps_its_shape():
-    config = recipes.load("ptb-24m").config
-    half = shortened(config, config.schedule.turns // 2).schedule
-    assert half.turns * 2 == config.schedule.turns
-    assert half.drop_latest * 2 == config.schedule.drop_latest
-    assert half.drop_patience * 2 == config.schedule.drop_patience
-    assert half.steps_per_turn == config.schedule.steps_per_turn
-    assert half.stop_targets == ()
+def test_settings_of_another_schema_version_are_refused():
+    content = plan_study("digits-mlp", intervals=4).to_dict()
+    with pytest.raises(TuneError, match="schema version 1, this afterdrop reads 2"):
+        TuneSettings.from_dict({**content, "version": 1})

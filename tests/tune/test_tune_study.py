@@ -36,13 +36,13 @@ def run(settings, folder, trials=3, **others):
 
 def test_from_the_command_line_to_a_recipe_that_trains(recipe, tmp_path, capsys):
     study = tmp_path / "study"
-    arguments = ["tune", str(recipe), "--study", str(study), "--turns", "2", "--device", "cpu"]
-    arguments += ["--set", "schedule.steps_per_turn=3", "--range", "model.input_dropout=0:0.5"]
+    arguments = ["tune", str(recipe), "--study", str(study), "--intervals", "2", "--device", "cpu"]
+    arguments += ["--set", "schedule.steps_per_interval=3", "--range", "model.input_dropout=0:0.5"]
     assert main([*arguments, "--trials", "8", "--top", "2", "--reruns", "2"]) == 0
     out = capsys.readouterr().out
     assert out.count("trial 000") == 8 and out.count("rerun ") == 4 and " ± " in out
     tuned = recipes.load(study / "best.toml")
-    assert tuned.config.schedule.steps_per_turn == 3 and tuned.config.schedule.turns == 2
+    assert tuned.config.schedule.steps_per_interval == 3 and tuned.config.schedule.intervals == 2
     assert "± " in tuned.description and "tuned" in tuned.source["optimiser.learning_rate"]
     first = json.loads((study / "study.json").read_text())["ranking"][0]
     assert len(first["reruns"]) == 2
@@ -148,7 +148,7 @@ def test_bad_data_ends_the_study_with_its_message(settings, tmp_path):
 
 def test_hopeless_trials_are_stopped_early(recipe, tmp_path):
     ranges = [log_axis("optimiser.learning_rate", 1e-7, 1e-1)]
-    searched = plan_study(str(recipe), turns=6, ranges=ranges, sampler="random", seed=5)
+    searched = plan_study(str(recipe), intervals=6, ranges=ranges, sampler="random", seed=5)
     result = run(searched, tmp_path / "s", trials=13)
     pruned = [row for row in result.trials if row.state == "pruned"]
     assert pruned and len(pruned) < 10
@@ -162,11 +162,11 @@ def test_hopeless_trials_are_stopped_early(recipe, tmp_path):
 
 
 def test_a_trial_may_take_only_so_long(recipe, tmp_path):
-    slow = plan_study(str(recipe), turns=100_000, minutes=0.02, prune=False)
+    slow = plan_study(str(recipe), intervals=100_000, minutes=0.02, prune=False)
     result = run(slow, tmp_path / "s", trials=1)
     assert result.trials[0].state == "complete"
     assert result.trials[0].notes["ended"] == "max_minutes"
-    assert result.trials[0].notes["turn"] < 100_000
+    assert result.trials[0].notes["interval"] < 100_000
 
 
 def test_the_ranking_is_by_reruns_and_not_by_the_lucky_draw():

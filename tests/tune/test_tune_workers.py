@@ -13,7 +13,7 @@ from afterdrop.tune.ledger import ends, origin
 from afterdrop.tune.settings import plan_study
 from afterdrop.tune.study import tune
 
-TURNS = 60  # enough that a trial can be killed in the middle, also on a busy machine
+INTERVALS = 60  # enough that a trial can be killed in the middle, also on a busy machine
 # One fresh process imports torch once and forks the workers, so that they cost no new import.
 CREW = """
 import os, sys
@@ -24,9 +24,9 @@ from afterdrop.tune.settings import plan_study
 from afterdrop.tune.study import join
 from afterdrop.tune.worker import Workplace, work
 
-mode, folder, storage, name, recipe, turns = sys.argv[1:]
+mode, folder, storage, name, recipe, intervals = sys.argv[1:]
 place = Workplace(folder, storage or None, name, trials=2, reruns=0, quiet=True)
-join(place.backend(), plan_study(recipe, turns=int(turns), prune=False))
+join(place.backend(), plan_study(recipe, intervals=int(intervals), prune=False))
 
 def worker(parent=None):
     from dataclasses import replace
@@ -45,7 +45,7 @@ else:
 
 
 def start_crew(mode: str, folder: Path, storage: str | None, name: str, recipe: Path):
-    place = [str(folder), storage or "", name, str(recipe), str(TURNS)]
+    place = [str(folder), storage or "", name, str(recipe), str(INTERVALS)]
     command = [sys.executable, "-c", CREW, mode, *place]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
@@ -60,17 +60,17 @@ def wait_for(what: Callable[[], object], process: subprocess.Popen | None = None
     raise AssertionError("waited a minute in vain")
 
 
-def turns_done(folder: Path, number: int) -> list[str]:
+def intervals_done(folder: Path, number: int) -> list[str]:
     path = folder / "trials" / f"{number:04d}" / "metrics.jsonl"
     return path.read_text().splitlines() if path.exists() else []
 
 
 def trained_a_bit(folder: Path, backend: Callable[[], Backend]) -> list[Trial]:
-    """Running trials that have a few turns behind and many ahead of them."""
+    """Running trials that have a few intervals behind and many ahead of them."""
     if not list(folder.glob("trials/*/metrics.jsonl")):
         return []
     running = [row for row in backend().trials() if row.state == "running"]
-    return [r for r in running if 3 <= len(turns_done(folder, origin(r))) < TURNS - 5]
+    return [r for r in running if 3 <= len(intervals_done(folder, origin(r))) < INTERVALS - 5]
 
 
 def pid_of(trial: Trial) -> int:
@@ -90,7 +90,7 @@ def test_a_killed_workers_trial_is_given_out_again_and_resumed(tmp_path, storage
 
     victim = wait_for(lambda: trained_a_bit(folder, backend), crew)[0]
     os.kill(pid_of(victim), signal.SIGKILL)
-    before = turns_done(folder, victim.number)[:2]  # the third may be without its checkpoint
+    before = intervals_done(folder, victim.number)[:2]  # the third may be without its checkpoint
     out, _ = crew.communicate(timeout=120)
     assert out.strip() == "[0, 9]"
     rows = backend().trials()
@@ -99,9 +99,9 @@ def test_a_killed_workers_trial_is_given_out_again_and_resumed(tmp_path, storage
     assert retry.state == "complete" and retry.point == victim.point
     assert retry.notes["worker"] != victim.notes["worker"]
     # Resumed and not begun again: the lines have their old times, and none is missing.
-    lines = turns_done(folder, victim.number)
-    assert lines[:2] == before and len(lines) == TURNS + 1
-    assert retry.curve.keys() == set(range(TURNS + 1))
+    lines = intervals_done(folder, victim.number)
+    assert lines[:2] == before and len(lines) == INTERVALS + 1
+    assert retry.curve.keys() == set(range(INTERVALS + 1))
     assert [row.state for row in ends(rows)] == ["complete"] * 2
 
 
@@ -118,7 +118,7 @@ def test_workers_stop_when_the_process_that_started_them_is_gone(tmp_path, name,
 
 def test_ctrl_c_ends_all_workers_cleanly_and_the_same_study_goes_on(tmp_path, recipe):
     folder = tmp_path / "study"
-    options = ["--trials=40", "--workers=2", "--reruns=0", f"--turns={TURNS}", "--no-prune"]
+    options = ["--trials=40", "--workers=2", "--reruns=0", f"--intervals={INTERVALS}", "--no-prune"]
     command = [sys.executable, "-m", "afterdrop", "tune", str(recipe), f"--study={folder}"]
     process = subprocess.Popen(
         [*command, *options, "--device", "cpu"],
@@ -145,8 +145,10 @@ def test_ctrl_c_ends_all_workers_cleanly_and_the_same_study_goes_on(tmp_path, re
     # The killed one's trial may not have been missed yet; all others ended or were given back.
     others = [row for row in points if row.notes.get("worker") != victim.notes["worker"]]
     assert {row.state for row in others} - {"complete"} == {"waiting"}
-    settings = plan_study(str(recipe), turns=TURNS, prune=False)
+    settings = plan_study(str(recipe), intervals=INTERVALS, prune=False)
     only_open = {"trials": len(points), "reruns": 0, "devices": ["cpu"], "quiet": True}
     result = tune(settings, folder, **only_open)
     assert [row.state for row in ends(result.trials)] == ["complete"] * len(points)
-    assert {len(turns_done(folder, origin(row))) for row in ends(result.trials)} == {TURNS + 1}
+    assert {len(intervals_done(folder, origin(row))) for row in ends(result.trials)} == {
+        INTERVALS + 1
+    }

@@ -19,7 +19,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from afterdrop.errors import RankError, RankLost
-from afterdrop.ranks import PATIENCE, Ranks, Splitting, current
+from afterdrop.ranks import TIMEOUT, Ranks, Splitting, current
 from afterdrop.train.device import choose_device
 
 
@@ -58,7 +58,7 @@ def process_group(device: str) -> Iterator[Splitting | None]:
         store, rank, count = next(rendezvous("env://"))
         # After a restart (--max-restarts) the store still holds where the old ranks were.
         store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=PATIENCE)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=TIMEOUT)
     except (RuntimeError, ValueError) as error:
         raise RankError(
             f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} cannot join the others at "

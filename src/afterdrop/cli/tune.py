@@ -23,7 +23,7 @@ def tune(
     member: str = "det",
     temperature: Literal["optimal", "plain"] = "optimal",
     random: bool = False,
-    turns: OptionalInt = None,
+    intervals: OptionalInt = None,
     minutes_per_trial: OptionalFloat = None,
     budget: OptionalInt = None,
     change: Annotated[
@@ -49,7 +49,7 @@ def tune(
 
     For example:
       afterdrop tune ptb-10m --data DIR --trials 60 --workers 2 --study studies/ptb
-      afterdrop tune digits-mlp --turns 10 --trials 30 --study studies/digits
+      afterdrop tune digits-mlp --intervals 10 --trials 30 --study studies/digits
       afterdrop tune mine.toml --study s --storage postgresql://user@host/database
 
     Args:
@@ -63,7 +63,7 @@ def tune(
         member: What to tune for: det, gmc, amc, or ALPHA,MULTIPLIER such as 0.5,0.8.
         temperature: The member's optimal temperature, or T = 1 (plain).
         random: Random search instead of the bandit.
-        turns: Shorten the recipe's schedule to so many turns.
+        intervals: Shorten the recipe's schedule to this number of validation intervals.
         minutes_per_trial: A trial that takes longer counts with what it has reached.
         budget: Hold language models to so many parameters, where the recipe states sizes.
         change: A setting to change in every trial, by its name in the recipe's TOML.
@@ -87,7 +87,7 @@ def tune(
     settings = plan_study(
         recipe,
         changes=dict(parse_setting(text) for text in change),
-        turns=turns,
+        intervals=intervals,
         budget=budget,
         ranges=[Axis.parse(text) for text in range],
         fixed=fix,

@@ -15,7 +15,7 @@ from afterdrop.evaluation.text_evaluation import run_text
 from afterdrop.family.member import Grid
 from afterdrop.masks.uniforms import Plan, Scheme
 from afterdrop.models import LanguageModel
-from afterdrop.ranks import ALONE, Splitting, current
+from afterdrop.ranks import SINGLE_PROCESS, Splitting, current
 
 
 def evaluate(
@@ -96,7 +96,7 @@ def evaluate(
         ignore_index,
         temperatures,
     )
-    group = ALONE if ranks is None else current(ranks)
+    group = SINGLE_PROCESS if ranks is None else current(ranks)
     execution = Execution(first_example, memory, resume, progress, group)
     return run_evaluation(model, batches, request, execution)
 
@@ -168,6 +168,6 @@ def evaluate_text(
         temperatures=temperatures,
         stream=StreamSettings(window, stripes, carry, lifetime),
     )
-    group = ALONE if ranks is None else current(ranks)
+    group = SINGLE_PROCESS if ranks is None else current(ranks)
     execution = Execution(0, memory, resume, progress, group)
     return run_text(model, tokens, eos, request, execution, lines=lines)

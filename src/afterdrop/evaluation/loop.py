@@ -34,7 +34,7 @@ from afterdrop.masks.mode import eval_mode
 from afterdrop.masks.nested_inputs import take_rows
 from afterdrop.masks.sites import Sites, check_model, find_sites
 from afterdrop.models.fingerprint import fingerprint
-from afterdrop.ranks import ALONE, Ranks
+from afterdrop.ranks import SINGLE_PROCESS, Ranks
 
 _DRY_EXAMPLES = 3  # with two, anything else of size 2 would be taken for the batch
 _Item = TypeVar("_Item")
@@ -57,7 +57,7 @@ class Execution:
     memory: int | None = None
     resume: str | Path | None = None
     progress: bool = False
-    ranks: Ranks = ALONE
+    ranks: Ranks = SINGLE_PROCESS
     windows: int = 32
 
 

@@ -23,7 +23,7 @@ from afterdrop.evaluation.result_buffer import Pieces, ResultBuffer
 from afterdrop.evaluation.scores.schema import Results
 from afterdrop.evaluation.scores.scores_file import read_tensors, write_tensors
 from afterdrop.files import make_folder
-from afterdrop.ranks import ALONE, Ranks
+from afterdrop.ranks import SINGLE_PROCESS, Ranks
 
 _SECONDS = 30.0
 _CARRIED = "carried_"
@@ -57,7 +57,7 @@ class ResumeStore:
         protocol: Protocol,
         engines: Carrying,
         first_example: int,
-        ranks: Ranks = ALONE,
+        ranks: Ranks = SINGLE_PROCESS,
         expected: int | None = None,
     ) -> None:
         self.folder = None if folder is None else Path(folder)
@@ -71,7 +71,7 @@ class ResumeStore:
         self._data = hashlib.blake2b(digest_size=12)
         self._saved = 0.0
         # Of finished batches, by number.
-        self._digests = dict(ranks.told(self._load))
+        self._digests = dict(ranks.from_rank0(self._load))
         self._kept = self._results.count  # targets whose results are on disk
 
     def due(self, number: int, batch: Batch) -> bool:

@@ -16,7 +16,7 @@ from afterdrop.evaluation.text_windows import open_windows
 from afterdrop.family.member import Grid
 from afterdrop.models import LanguageModel
 from afterdrop.models.fingerprint import fingerprint
-from afterdrop.ranks import ALONE
+from afterdrop.ranks import SINGLE_PROCESS
 
 
 def run_text(
@@ -52,7 +52,7 @@ def run_text(
 
     def some(grid: Grid, resume: Path | None) -> Scores:
         shown = execution.progress and execution.ranks.first
-        own = dataclasses.replace(execution, resume=resume, ranks=ALONE, progress=shown)
+        own = dataclasses.replace(execution, resume=resume, ranks=SINGLE_PROCESS, progress=shown)
         mine = dataclasses.replace(request, grid=grid)
         return run_evaluation(model, windows, mine, own, len(tokens))
 

@@ -1,17 +1,19 @@
-"""The fingerprint of a model's weights, computed where they lie.
+"""The fingerprint of a model's weights, computed on the device that holds them.
 
-A cryptographic hash reads less than a gigabyte a second on a CPU, and the weights of a GPU would
-have to come there first. Instead each tensor is read as 32-bit words v_i, of which two sums
+A cryptographic hash reads less than a gigabyte per second on a CPU, and the weights of a GPU would
+have to be copied there first. Instead each tensor is read as 32-bit words v_i, and two sums
 
     Σ_i v_i · w_i   mod 2^64,   w_i odd
 
-are made with different pseudo-random w: whole numbers, so that every device finds the same. As w_i
-is odd, a single changed word always changes both sums. The worst case are words that differ in
-their highest bit only, the signs of some weights, which go unseen once in about 2^64 times. That is
-enough to tell weights apart, not to withstand a forger.
+are computed with different pseudo-random w. The arithmetic is on integers, so every device gives
+the same result. Because w_i is odd, a single changed word always changes both sums. The worst case
+is words that differ in their highest bit only (the signs of some weights), where a change goes
+unnoticed with a probability of about 2^-64. That is enough to tell weights apart, but not to
+withstand a forger.
 """
 
 import hashlib
+from collections.abc import Mapping
 from functools import lru_cache
 
 import torch
@@ -19,14 +21,15 @@ from torch import Tensor, nn
 
 from afterdrop.masks.uniforms import hashed
 
-# Words that share one vector of multipliers; then the sums of chunks have theirs. So few that a CPU
-# does them without a team of threads, which on a busy machine wait for each other far longer.
-_CHUNK = 2**13
-_AT_ONCE = {"cpu": 1, "cuda": 512}  # chunks: caches of the one, few launches on the other
+# Words that share one vector of multipliers; the sums of the chunks have multipliers of their own.
+# Small enough for a CPU to process without several threads, which on a busy machine would wait for
+# each other far longer.
+CHUNK = 2**13
+_CHUNKS_AT_ONCE = {"cpu": 1, "cuda": 512}  # fits into a CPU's cache; few launches on a GPU
 
 
 def fingerprint(model: nn.Module) -> str:
-    """A hash of every parameter and buffer: equal weights, equal fingerprint on any device.
+    """A hash of every parameter and buffer; equal weights have equal fingerprints on any device.
 
     Example:
         >>> net = nn.Linear(2, 2)
@@ -35,24 +38,40 @@ def fingerprint(model: nn.Module) -> str:
         >>> fingerprint(net) == before
         False
     """
-    state = {n: t.detach() for n, t in model.state_dict().items() if isinstance(t, Tensor)}
-    names = sorted(state)
-    sums = [_sums(state[name]) for name in names]
-    # One copy brings all of them, for which the CPU waits once.
+    return tensors_fingerprint(
+        {n: t for n, t in model.state_dict().items() if isinstance(t, Tensor)}
+    )
+
+
+def tensors_fingerprint(tensors: Mapping[str, Tensor], chunks_at_once: int | None = None) -> str:
+    """The fingerprint of the model whose state dict holds these tensors.
+
+    Args:
+        tensors: Parameters and buffers by name.
+        chunks_at_once: Chunks of `CHUNK` words per operation. It changes the speed, never the
+            result; None is a good number for the device.
+
+    Example:
+        >>> net = nn.Linear(2, 2)
+        >>> tensors_fingerprint(net.state_dict()) == fingerprint(net)
+        True
+    """
+    state = {name: tensors[name].detach() for name in sorted(tensors)}
+    sums = [_sums(tensor, chunks_at_once) for tensor in state.values()]
+    # One copy for all sums, so that the CPU waits for a GPU only once.
     found = torch.stack([s.to(sums[0].device) for s in sums]).tolist() if sums else []
     total = hashlib.blake2b(digest_size=12)
-    for name, own in zip(names, found):
-        tensor = state[name]
+    for (name, tensor), own in zip(state.items(), found):
         total.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {own}\n".encode())
     return total.hexdigest()
 
 
-def _sums(tensor: Tensor) -> Tensor:
+def _sums(tensor: Tensor, chunks_at_once: int | None) -> Tensor:
     """The two sums of a tensor [2], on its device."""
     words = _words(tensor)
-    whole = len(words) // _CHUNK * _CHUNK
-    step = _AT_ONCE.get(words.device.type, 1) * _CHUNK
-    parts = [_products(part.view(-1, _CHUNK)) for part in words[:whole].split(step) if len(part)]
+    whole = len(words) // CHUNK * CHUNK
+    step = (chunks_at_once or _CHUNKS_AT_ONCE.get(words.device.type, 1)) * CHUNK
+    parts = [_products(part.view(-1, CHUNK)) for part in words[:whole].split(step) if len(part)]
     if whole < len(words):
         parts.append(_products(words[whole:].unsqueeze(0)))
     sums = torch.cat(parts, 1) if parts else words.new_zeros(2, 0, dtype=torch.int64)
@@ -60,7 +79,7 @@ def _sums(tensor: Tensor) -> Tensor:
 
 
 def _words(tensor: Tensor) -> Tensor:
-    """The bytes of a tensor as 32-bit words, zeros behind them where the last is not full."""
+    """The bytes of a tensor as 32-bit words, the last one padded with zero bytes."""
     data = tensor.contiguous().flatten().view(torch.uint8)
     missing = -len(data) % 4
     if missing:
@@ -76,8 +95,8 @@ def _products(words: Tensor) -> Tensor:
 
 
 def _multipliers(first: int, size: int, device: torch.device) -> Tensor:
-    """Two vectors of odd pseudo-random numbers [2, size], of which a shorter one is a part."""
-    return _all_multipliers(first, max(size, _CHUNK), device)[:, :size]
+    """Two vectors of odd pseudo-random numbers [2, size]; shorter ones are prefixes of longer."""
+    return _all_multipliers(first, max(size, CHUNK), device)[:, :size]
 
 
 @lru_cache(maxsize=8)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from afterdrop.kernels.graph import Replay
 from afterdrop.kernels.lstm_stack import Stack, StackShape, StackWeights, fine, padded, product
 from afterdrop.models.config import LanguageModelConfig
+from afterdrop.models.kernel_support import Rule, why_unsupported
 from afterdrop.models.language_model import LanguageModel
 from afterdrop.models.layer import LSTMLayer
 from afterdrop.transfer import upload
@@ -19,26 +20,44 @@ from afterdrop.transfer import upload
 _ALIGN = 8  # classes are padded to a multiple, or the products with the table are misaligned
 
 
+_SHARINGS = ("step", "sequence")
+SUPPORTED: dict[str, Rule] = {
+    "vocabulary": "any",
+    "hidden_sizes": lambda config: len(set(config.hidden_sizes)) == 1,
+    "embedding_size": "any",
+    "tied": "any",
+    "input_gate": ("capped", "plain"),
+    # A stack of one layer has nothing to stack.
+    "stacking": lambda config: (
+        config.stacking in ("skip", "plain") or len(config.hidden_sizes) == 1
+    ),
+    "layer_norm": (False,),
+    "forget_bias": "any",
+    "input_dropout": "any",
+    "inter_layer_dropout": "any",
+    "state_dropout": "any",
+    "update_dropout": (0.0,),
+    "output_dropout": "any",
+    "projection_dropout": "any",
+    "embedding_dropout": (0.0,),
+    "embedding_rows": "any",  # without embedding dropout it has no effect
+    "input_sharing": _SHARINGS,
+    "inter_layer_sharing": (None, *_SHARINGS),
+    "state_sharing": _SHARINGS,
+    "update_sharing": "any",  # without update dropout it has no effect
+    "output_sharing": _SHARINGS,
+    "projection_sharing": (None, *_SHARINGS),
+}
+
+
 def why_not_fused(config: LanguageModelConfig) -> str | None:
-    """What a language model has that the kernels do not; None if they can run it.
+    """Why the kernels cannot run a language model; None if they can.
 
     Example:
         >>> why_not_fused(LanguageModelConfig(9, (4, 4), layer_norm=True))
         'layer_norm is True'
     """
-    layers = len(config.hidden_sizes)
-    refused = {
-        "layer_norm": config.layer_norm,
-        "hidden_sizes": len(set(config.hidden_sizes)) > 1,
-        "input_gate": config.input_gate == "tied",
-        "stacking": config.stacking == "residual" and layers > 1,
-        "update_dropout": config.update_dropout > 0,
-        "embedding_dropout": config.embedding_dropout > 0,
-    }
-    for name, found in refused.items():
-        if found:
-            return f"{name} is {getattr(config, name)!r}"
-    return None
+    return why_unsupported(config, SUPPORTED)
 
 
 def lstm_layers(model: LanguageModel) -> list[LSTMLayer]:

@@ -94,7 +94,9 @@ def training_section(run: Run) -> Section:
             )
         )
     elif run.config is not None:
-        section.missing.append("metrics.jsonl has fewer than two turns; train on for curves")
+        section.missing.append(
+            "metrics.jsonl has fewer than two validation intervals; train on for curves"
+        )
     return section
 
 

@@ -11,10 +11,10 @@ from afterdrop.errors import AfterdropError, FileError
 from afterdrop.evaluation.scores.scores import Scores
 from afterdrop.family.member import Member
 from afterdrop.report.classes import Classes, classes_of_data, classes_of_file
-from afterdrop.report.weights import kept_fingerprints
 from afterdrop.runs.folder import load_choice, load_scores, member_path, scores_path
 from afterdrop.train.config import TrainConfig
 from afterdrop.train.folder import RunFolder
+from afterdrop.train.load_run import kept_fingerprints
 from afterdrop.tune.settings import STUDY_FILE
 
 _Read = TypeVar("_Read")
@@ -188,7 +188,7 @@ def _check_weights(run: Run) -> None:
     """Says if the scores are older than the weights; without checkpoints nobody can tell."""
     if run.config is None or run.scores is None:
         return
-    prints = _try(run, lambda: kept_fingerprints(run.path)) or set()
+    prints = (_try(run, lambda: kept_fingerprints(run.path)) or {}).values()
     if prints and run.scores.protocol.fingerprint not in prints:
         run.missing.append(
             f"the scores of {run.split} are of other weights than those in this folder's "

@@ -195,7 +195,7 @@ def _history_section(result: StudyResult, rows: list[Trial]) -> Section:
                 "curves",
                 "The trials while they trained",
                 "A line is a configuration, the thick one the best. Those that were among the "
-                "worst for their turn were stopped early.",
+                "worst for their interval were stopped early.",
             )
         )
     return section
@@ -256,10 +256,13 @@ def _settings_section(result: StudyResult) -> Section:
         for axis in settings.space
     ]
     how = "a Gaussian-process bandit" if settings.sampler == "gp" else "random search"
-    turns, steps = settings.config.schedule.turns, settings.config.schedule.steps_per_turn
+    intervals, steps = (
+        settings.config.schedule.intervals,
+        settings.config.schedule.steps_per_interval,
+    )
     words = (
-        f"Points come from {how}, seed {settings.seed}. A trial trains {turns} turns of {steps} "
-        f"steps; hopeless ones are {'stopped early' if settings.prune else 'not stopped'}."
+        f"Points come from {how}, seed {settings.seed}. A trial trains {intervals} intervals of "
+        f"{steps} steps; hopeless ones are {'stopped early' if settings.prune else 'not stopped'}."
     )
     head = ("setting", "range", "scale", "best")
     table = Table("What was searched", head, ranges, left=frozenset({0, 1, 2}))

@@ -93,10 +93,10 @@ def study_curves(rows: Sequence[Trial], best: int, *, ax: Axes | None = None) ->
                 look, word = {"color": colour("vermilion"), "linewidth": 2.2}, f"trial {best}"
             label = "_" if word in drawn else word
             drawn.add(word)
-            turns = sorted(row.curve)
-            ax.plot(turns, [row.curve[turn] for turn in turns], label=label, **look)
-    _limit(ax, [value for row in rows for turn, value in row.curve.items() if turn > 0])
-    ax.set(xlabel="turn", ylabel="validation XE (nats)")
+            intervals = sorted(row.curve)
+            ax.plot(intervals, [row.curve[interval] for interval in intervals], label=label, **look)
+    _limit(ax, [value for row in rows for interval, value in row.curve.items() if interval > 0])
+    ax.set(xlabel="validation interval", ylabel="validation XE (nats)")
     ax.locator_params(axis="x", integer=True)
     legend(ax)
     return ax

@@ -9,7 +9,7 @@ import numpy as np
 
 from afterdrop.report.style import Axes, axes, colour, legend, line_style, plain
 
-_MARKS = 15  # markers of a curve, however many turns there are
+_MARKS = 15  # markers of a curve, however many intervals there are
 
 
 def training_curves(metrics: Sequence[Mapping[str, Any]], *, ax: Axes | None = None) -> Axes:

@@ -1,8 +1,8 @@
 """The whole chain of a reproduction: train, evaluate and select, within some minutes, resumably.
 
 Every job gets its share of the time: most for training, the rest for evaluation. Short probes tell
-how many turns and targets fit; what they decide is kept in `plan.json`, so that the same command,
-given again, goes on with the same plan.
+how many validation intervals and targets fit; the decision is kept in `plan.json`, so that the same
+command, given again, goes on with the same plan.
 """
 
 from __future__ import annotations
@@ -28,13 +28,14 @@ from afterdrop.selection.choice import select
 from afterdrop.train import TrainConfig, load_model
 from afterdrop.train import run as train_run
 from afterdrop.train.folder import RunFolder
+from afterdrop.train.shorten import shorten
 
 TRAINING = 0.65  # share of a job's time
 PROBE_STEPS = 10
-LEAST_TURNS = 8  # for a drop of the learning rate to be worth its name
+LEAST_INTERVALS = 8  # for a drop of the learning rate to be worth its name
 SPLITS = {"valid": 0.45, "train": 0.3, "test": 0.25}  # shares of the time for evaluation
 NINE = (0.0, 0.8, 0.9, 1.0)
-_KIND, _VERSION = "afterdrop-chain", 1
+_KIND, _VERSION = "afterdrop-chain", 2
 
 
 @dataclass
@@ -83,14 +84,16 @@ class Chain:
     def _do(self, job: Job, seconds: float, plans: dict[str, Any]) -> None:
         folder = self.path(job)
         plan = plans.setdefault(job.name, {})
-        if "turns" not in plan:
-            twins = [plans[name] for name in MASKS if job.masks and "turns" in plans.get(name, {})]
+        if "intervals" not in plan:
+            twins = [
+                plans[name] for name in MASKS if job.masks and "intervals" in plans.get(name, {})
+            ]
             # Runs of Table 5 may differ in their masks only, so the first decides for all.
-            fitted = twins[0] if twins else self._fit_turns(job, TRAINING * seconds)
-            plan.update({name: fitted[name] for name in ("turns", "steps_per_turn")})
+            fitted = twins[0] if twins else self._fit_intervals(job, TRAINING * seconds)
+            plan.update({name: fitted[name] for name in ("intervals", "steps_per_interval")})
             self._write_plan(plans)
         if not plan.get("trained"):
-            config = shorten(job.config, plan["turns"], plan["steps_per_turn"])
+            config = shorten(job.config, plan["intervals"], plan["steps_per_interval"])
             limit = 2 * TRAINING * seconds / 60
             result = train_run(
                 config,
@@ -114,20 +117,20 @@ class Chain:
             save_choice(folder, scores, choice)
             self.say(str(choice))
 
-    def _fit_turns(self, job: Job, seconds: float) -> dict[str, int]:
-        """As many turns as fit, from the speed of a few steps and of a validation."""
+    def _fit_intervals(self, job: Job, seconds: float) -> dict[str, int]:
+        """As many intervals as fit, from the speed of a few steps and of a validation."""
         probe = self.out / "probe"
         shutil.rmtree(probe, ignore_errors=True)
         config = shorten(job.config, 2, PROBE_STEPS)
         result = train_run(config, probe, data=self.data, device=self.device, progress=False)
         if not result.finished:
             raise KeyboardInterrupt
-        _, first, second = RunFolder(probe).read_metrics()  # the first turn is the warm-up
+        _, first, second = RunFolder(probe).read_metrics()  # the first interval is the warm-up
         shutil.rmtree(probe)
         objective = job.config.objective
         step = objective.batch_size * (objective.window or 1) / second["targets_per_second"]
         validation = second["seconds"] - first["seconds"] - PROBE_STEPS * step
-        return fit_turns(job.config, seconds, step, max(validation, step))
+        return fit_intervals(job.config, seconds, step, max(validation, step))
 
     def _evaluate(self, job: Job, split: str, seconds: float, plans: dict[str, Any]) -> None:
         folder = self.path(job)
@@ -204,37 +207,12 @@ class Chain:
         return {"minutes": self.minutes, "device": self.device, "num_samples": self.num_samples}
 
 
-def shorten(config: TrainConfig, turns: int, steps_per_turn: int) -> TrainConfig:
-    """A configuration with fewer turns: the learning rate drops, or averaging starts, at 4/5.
-
-    Example:
-        >>> from afterdrop import recipes
-        >>> shorten(recipes.load("ptb-24m").config, 10, 50).schedule.drop_latest
-        8
-    """
-    if (turns, steps_per_turn) == (config.schedule.turns, config.schedule.steps_per_turn):
-        return config
-    late = max(1, int(0.8 * turns))
-    changes: dict[str, Any] = {
-        "schedule.turns": turns,
-        "schedule.steps_per_turn": steps_per_turn,
-        "schedule.stop_patience": None,
-        "schedule.stop_rampup": 0,
-        "schedule.stop_targets": [],
-    }
-    if config.averaging.latest is not None:
-        changes |= {"averaging.latest": late, "averaging.patience": None}
-    else:
-        changes |= {"schedule.drop_latest": late, "schedule.drop_patience": max(1, turns // 8)}
-    return config.override(changes)
-
-
-def fit_turns(
+def fit_intervals(
     config: TrainConfig, seconds: float, step: float, validation: float
 ) -> dict[str, int]:
-    """Turns and steps a turn that fit into some seconds.
+    """Intervals and steps per interval that fit into some seconds.
 
-    The recipe's turns, as many as fit; where these are too few for a drop of the learning rate,
+    The recipe's intervals, as many as fit; where these are too few for a drop of the learning rate,
     shorter ones, of which validation takes a fifth of the time at most.
 
     Args:
@@ -245,19 +223,22 @@ def fit_turns(
 
     Example:
         >>> from afterdrop import recipes
-        >>> config = recipes.load("mnist-mlp").config  # 60 turns of 391 steps
-        >>> fit_turns(config, 450, 0.1, 4)
-        {'turns': 10, 'steps_per_turn': 391}
-        >>> fit_turns(config, 100, 0.1, 5)
-        {'turns': 4, 'steps_per_turn': 200}
+        >>> config = recipes.load("mnist-mlp").config  # 60 intervals of 391 steps
+        >>> fit_intervals(config, 450, 0.1, 4)
+        {'intervals': 10, 'steps_per_interval': 391}
+        >>> fit_intervals(config, 100, 0.1, 5)
+        {'intervals': 4, 'steps_per_interval': 200}
     """
     schedule = config.schedule
-    turns = int(seconds / (schedule.steps_per_turn * step + validation))
-    if turns >= LEAST_TURNS:
-        return {"turns": min(turns, schedule.turns), "steps_per_turn": schedule.steps_per_turn}
-    turns = min(max(int(0.2 * seconds / validation), 2), LEAST_TURNS)
-    steps = int((seconds / turns - validation) / step)
-    return {"turns": turns, "steps_per_turn": max(1, steps)}
+    intervals = int(seconds / (schedule.steps_per_interval * step + validation))
+    if intervals >= LEAST_INTERVALS:
+        return {
+            "intervals": min(intervals, schedule.intervals),
+            "steps_per_interval": schedule.steps_per_interval,
+        }
+    intervals = min(max(int(0.2 * seconds / validation), 2), LEAST_INTERVALS)
+    steps = int((seconds / intervals - validation) / step)
+    return {"intervals": intervals, "steps_per_interval": max(1, steps)}
 
 
 def _listed(values: Mapping[str, Any]) -> str:

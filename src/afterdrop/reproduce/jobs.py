@@ -87,7 +87,7 @@ def is_there(name: str, data: Path | None) -> bool:
 
 def _small_jobs() -> list[Job]:
     """Models that learn something within minutes on a CPU."""
-    few = {"validation.max_targets": 5_000}  # a validation must not take longer than a turn
+    few = {"validation.max_targets": 5_000}  # a validation must not take longer than an interval
     words = {"data.level": None, "objective.batch_size": 20, **few}
     characters = {"data.level": None, **few}
     return [

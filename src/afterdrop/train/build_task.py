@@ -10,7 +10,7 @@ import torch
 from afterdrop import data as datasets
 from afterdrop.data import ImageSet, TextSet
 from afterdrop.errors import DataError
-from afterdrop.ranks import ALONE, Ranks
+from afterdrop.ranks import SINGLE_PROCESS, Ranks
 from afterdrop.train.checks import TrainError
 from afterdrop.train.config import TrainConfig
 from afterdrop.train.image_task import ImageTask
@@ -25,7 +25,10 @@ def load_set(config: TrainConfig, data: str | Path | None = None) -> TextSet | I
 
 
 def build_task(
-    config: TrainConfig, data: TextSet | ImageSet, device: torch.device, ranks: Ranks = ALONE
+    config: TrainConfig,
+    data: TextSet | ImageSet,
+    device: torch.device,
+    ranks: Ranks = SINGLE_PROCESS,
 ) -> Task:
     """The task of a configuration on its data.
 

@@ -1,6 +1,7 @@
-"""Checkpoints: one safetensors file each, written atomically; facts are JSON in its header.
+"""Checkpoints: one safetensors file each, with facts as JSON in its header.
 
-A file is either the old checkpoint or the new one, whenever the process dies. Nothing is pickled.
+Files are written atomically: whenever the process is killed, the file is either the old checkpoint
+or the new one. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -17,13 +18,14 @@ from torch import Tensor
 
 from afterdrop.errors import FileError
 from afterdrop.files import check_header, write_atomic
+from afterdrop.models.fingerprint import tensors_fingerprint
 
-KIND, VERSION = "afterdrop-checkpoint", 1
+KIND, VERSION = "afterdrop-checkpoint", 2
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Tensors by dotted name, and JSON-friendly facts.
+    """Tensors by dotted name, and JSON-serialisable facts.
 
     Example:
         >>> import tempfile, torch
@@ -42,8 +44,12 @@ class Checkpoint:
         start = f"{prefix}."
         return {n[len(start) :]: t for n, t in self.tensors.items() if n.startswith(start)}
 
+    def weights(self) -> dict[str, Tensor]:
+        """The weights of the model that the checkpoint stands for: the averaged ones if any."""
+        return (self.group("average") if self.facts.get("averaged") else {}) or self.group("model")
+
     def copy(self) -> Checkpoint:
-        """The same with tensors of its own."""
+        """The same checkpoint with its own copies of the tensors."""
         return Checkpoint({n: t.detach().clone() for n, t in self.tensors.items()}, self.facts)
 
 
@@ -58,16 +64,21 @@ def grouped(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
-    """Writes a checkpoint atomically.
+    """Writes a checkpoint atomically, with the fingerprint of its weights in the header.
 
     Raises:
-        FileError: If it cannot be written; an old one stays.
+        FileError: If it cannot be written; an existing file is left as it is.
     """
-    # Copies: parts of one storage, such as h within all h of a window, cannot be saved as they are.
+    # Copies, because safetensors cannot save views of one storage (h within all h of a window).
     tensors = {
         n: t.detach().to("cpu", copy=True).contiguous() for n, t in checkpoint.tensors.items()
     }
-    header = {"kind": KIND, "version": VERSION, "facts": dict(checkpoint.facts)}
+    header = {
+        "kind": KIND,
+        "version": VERSION,
+        "fingerprint": tensors_fingerprint(checkpoint.weights()),
+        "facts": dict(checkpoint.facts),
+    }
     write_atomic(path, save(tensors, metadata={"afterdrop": json.dumps(header)}))
 
 
@@ -79,16 +90,29 @@ def read_checkpoint(path: Path) -> Checkpoint:
     """
     facts = read_facts(path)
     with safe_open(path, "pt") as file:
-        # Clones: memory that is mapped from a file need not be aligned as torch's own.
+        # Clones, because memory mapped from a file may not be aligned as torch's own is.
         return Checkpoint({name: file.get_tensor(name).clone() for name in file.keys()}, facts)  # noqa: SIM118
 
 
 def read_facts(path: Path) -> dict[str, Any]:
-    """The facts of a checkpoint, without its tensors.
+    """The facts of a checkpoint, without reading its tensors.
 
     Raises:
         FileError: As `read_checkpoint`.
     """
+    return dict(_read_header(path)["facts"])
+
+
+def read_fingerprint(path: Path) -> str:
+    """The fingerprint of the checkpoint's weights, without reading its tensors.
+
+    Raises:
+        FileError: As `read_checkpoint`.
+    """
+    return str(_read_header(path)["fingerprint"])
+
+
+def _read_header(path: Path) -> dict[str, Any]:
     try:
         with safe_open(path, "pt") as file:
             header = json.loads((file.metadata() or {}).get("afterdrop", "null"))
@@ -98,4 +122,4 @@ def read_facts(path: Path) -> dict[str, Any]:
             "new folder"
         ) from error
     check_header(path, header, KIND, VERSION)
-    return dict(header["facts"])
+    return header

@@ -68,7 +68,7 @@ def check_count(name: str, value: object, *, least: int = 1) -> None:
     """Require a whole number of at least `least`.
 
     Example:
-        >>> check_count("schedule.turns", 10)
+        >>> check_count("schedule.intervals", 10)
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ConfigError(
@@ -92,10 +92,10 @@ def check_known(section: str, given: Collection[str], known: Collection[str]) ->
     """Require that all names given are known; otherwise suggest the nearest.
 
     Example:
-        >>> check_known("schedule", ["turn"], ["turns", "steps_per_turn"])
+        >>> check_known("schedule", ["interval"], ["intervals", "steps_per_interval"])
         Traceback (most recent call last):
-        afterdrop.train.checks.ConfigError: there is no setting 'schedule.turn'; did you mean \
-'schedule.turns'? Known are steps_per_turn, turns.
+        afterdrop.train.checks.ConfigError: there is no setting 'schedule.interval'; did you mean \
+'schedule.intervals'? Known are intervals, steps_per_interval.
     """
     prefix = f"{section}." if section else ""
     for name in given:

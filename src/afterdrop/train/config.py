@@ -36,9 +36,9 @@ class TrainConfig:
         model: The model.
         objective: The loss and what a step reads.
         optimiser: How gradients move weights.
-        schedule: Turns, drops, early stopping.
+        schedule: Validation intervals, learning-rate drops, early stopping.
         averaging: When weights are averaged.
-        validation: How each turn is validated.
+        validation: How the model is validated after each interval.
         seed: Of the initial weights, masks, state resets and data order.
 
     Example:
@@ -47,7 +47,7 @@ class TrainConfig:
         ...     "model": {"hidden_sizes": [64], "input_dropout": 0.3},
         ...     "objective": {"batch_size": 16, "window": 20},
         ...     "optimiser": {"learning_rate": 0.004},
-        ...     "schedule": {"steps_per_turn": 100, "turns": 5},
+        ...     "schedule": {"steps_per_interval": 100, "intervals": 5},
         ... })
         >>> config.override({"optimiser.learning_rate": 0.001}).optimiser.learning_rate
         0.001

@@ -17,7 +17,7 @@ from afterdrop.train.config import TrainConfig, differences
 
 Resume = Literal["auto", "require", "refuse"]
 RESUMES: tuple[Resume, ...] = ("auto", "require", "refuse")
-_KIND, _VERSION = "afterdrop-run", 1
+_KIND, _VERSION = "afterdrop-run", 2
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class RunFolder:
 
     @property
     def metrics(self) -> Path:
-        """One JSON object a turn."""
+        """One JSON object per validation."""
         return self.path / "metrics.jsonl"
 
     @property
@@ -81,22 +81,28 @@ class RunFolder:
         """All complete lines; a last one that a crash cut short is left out.
 
         Raises:
-            FileError: If a line is not JSON.
+            FileError: If a line is not JSON, or was written by an older afterdrop.
         """
         if not self.metrics.exists():
             return []
         lines = self.metrics.read_text(encoding="utf-8").split("\n")
         try:
-            return [json.loads(line) for line in lines[:-1]]
+            found = [json.loads(line) for line in lines[:-1]]
         except ValueError as error:
             raise FileError(
                 f"{self.metrics} has a line that is not JSON ({error}); it was changed by hand. "
                 "Repair it, or move it away to go on without the old lines."
             ) from error
+        if any("interval" not in line for line in found):
+            raise FileError(
+                f"{self.metrics} has lines without 'interval': another version of afterdrop wrote "
+                "them. Train again in a new folder, or install the matching afterdrop."
+            )
+        return found
 
-    def trim_metrics(self, turn: int) -> None:
-        """Drops what a killed run wrote after the checkpoint of `turn`."""
-        kept = [line for line in self.read_metrics() if line["turn"] <= turn]
+    def trim_metrics(self, interval: int) -> None:
+        """Drops what a killed run wrote after the checkpoint of validation `interval`."""
+        kept = [line for line in self.read_metrics() if line["interval"] <= interval]
         content = "".join(json.dumps(line) + "\n" for line in kept).encode()
         if self.metrics.exists() and self.metrics.read_bytes() != content:
             write_atomic(self.metrics, content)

@@ -18,25 +18,63 @@ from afterdrop.kernels.graph import Replay
 from afterdrop.kernels.lstm_stack import fine, padded
 from afterdrop.models import LanguageModel
 from afterdrop.models.fused import Copies, DeterministicPass, why_not_fused
+from afterdrop.models.kernel_support import Rule, why_unsupported
 from afterdrop.train.config import TrainConfig
 from afterdrop.train.fused_step import FusedStep
 from afterdrop.train.optimiser import AdamTF
 from afterdrop.train.text_task import TextTask
 from afterdrop.transfer import upload
 
-_AHEAD = 100  # windows that are brought to the device together
+_AHEAD = 100  # windows per copy to the device
+
+SECTIONS: dict[str, Rule] = {
+    "data": "any",
+    "model": "any",  # `models.fused` has the table of its fields
+    "objective": "any",  # as below
+    "optimiser": "any",  # as below
+    "schedule": "any",  # outside the kernels: a step is given its learning rate
+    "averaging": "any",  # outside the kernels: it reads the updated parameters
+    "validation": "any",  # as below
+    "seed": "any",
+}
+FIELDS: dict[str, dict[str, Rule]] = {
+    "objective": {
+        "batch_size": "any",
+        "window": "any",
+        "l2_penalty": "any",
+        "samples": (1,),
+        "alpha": "any",  # with one sample it has no effect
+        "state_reset": "any",
+        "jitter": "any",
+    },
+    "optimiser": {
+        "learning_rate": "any",
+        "name": ("adam-tf",),
+        "beta1": (0.0,),
+        "beta2": "any",
+        "epsilon": "any",
+        "max_norm": "any",
+    },
+    "validation": {
+        "rows": "any",
+        "window": "any",
+        "max_targets": "any",
+        "criterion": "any",  # outside the kernels
+    },
+}
 
 
 def why_not(
-    config: TrainConfig, task: object, model: nn.Module, optimiser: object, device: torch.device
+    config: TrainConfig, task: object, model: nn.Module, device: torch.device
 ) -> str | None:
-    """Why a run cannot be trained by the kernels; None if it can."""
+    """Why the kernels cannot train a run; None if they can."""
     if not isinstance(task, TextTask) or not isinstance(model, LanguageModel):
         return "only language models have kernels"
-    if config.objective.samples > 1:
-        return f"objective.samples is {config.objective.samples}"
-    if not isinstance(optimiser, AdamTF):
-        return f"optimiser.name is {config.optimiser.name!r}"
+    if reason := why_unsupported(config, SECTIONS):
+        return reason
+    for section, supported in FIELDS.items():
+        if reason := why_unsupported(getattr(config, section), supported, f"{section}."):
+            return reason
     if reason := kernels.why_not(device) or why_not_fused(model.config):
         return reason
     if (count := _largest(config, task, model)) >= 2**31:
@@ -88,7 +126,7 @@ class FusedText:
     def step(self, number: int) -> Tensor:
         """One step; returns its loss, a scalar on the device that the next step overwrites."""
         if (number - self._first) % _AHEAD == 0:
-            ahead = [torch.stack(self.stripes.window(number + n)) for n in range(_AHEAD)]
+            ahead = [torch.stack(self.stripes[number + n]) for n in range(_AHEAD)]
             windows = torch.stack(ahead).transpose(2, 3).flatten(2)
             self.windows.copy_(upload(windows, self.device))
             self.steps.slot.zero_()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from afterdrop.data import ImageSet, Labelled, batches
 from afterdrop.models import Classifier
-from afterdrop.ranks import ALONE, Ranks
+from afterdrop.ranks import SINGLE_PROCESS, Ranks
 from afterdrop.train.config import TrainConfig
 from afterdrop.train.objective import data_loss
 from afterdrop.train.whole_masks import RankRows, whole_masks
@@ -35,7 +35,11 @@ class ImageTask:
     unit = "image"
 
     def __init__(
-        self, config: TrainConfig, images: ImageSet, device: torch.device, ranks: Ranks = ALONE
+        self,
+        config: TrainConfig,
+        images: ImageSet,
+        device: torch.device,
+        ranks: Ranks = SINGLE_PROCESS,
     ) -> None:
         self.config, self.images, self.ranks = config, images, ranks
         self.train = Labelled(*(part.to(device) for part in images.train))

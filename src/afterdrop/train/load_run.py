@@ -1,4 +1,4 @@
-"""The model of a run, back from its folder."""
+"""Reads the model of a run, and the fingerprints of its weights, from the run folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from afterdrop.data import ImageSet, TextSet
 from afterdrop.errors import FileError
 from afterdrop.models import Classifier, ClassifierConfig, LanguageModel, LanguageModelConfig
 from afterdrop.train.build_task import build_task, load_set, require_same
-from afterdrop.train.checkpoint import read_checkpoint
+from afterdrop.train.checkpoint import read_checkpoint, read_fingerprint
 from afterdrop.train.checks import check_one_of
 from afterdrop.train.config import TrainConfig
 from afterdrop.train.folder import RunFolder
@@ -50,7 +50,7 @@ def load_model(
     Example:
         >>> import tempfile
         >>> from afterdrop import recipes, train
-        >>> config = recipes.load("digits-mlp").config.override({"schedule.turns": 1})
+        >>> config = recipes.load("digits-mlp").config.override({"schedule.intervals": 1})
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     _ = train.run(config, folder, progress=False)
         ...     model, config, load_data = train.load_model(folder)
@@ -62,7 +62,9 @@ def load_model(
     config, facts = folder.read_config()
     path = folder.best if which == "best" else folder.last
     if not path.exists():
-        raise FileError(f"{folder.path} has no {which} checkpoint yet; train for a turn first")
+        raise FileError(
+            f"{folder.path} has no {which} checkpoint yet; train until the first validation"
+        )
     saved = read_checkpoint(path)
     model: nn.Module
     with torch.device("meta"):  # no initial weights, and none of the caller's random numbers
@@ -70,8 +72,7 @@ def load_model(
             model = LanguageModel(LanguageModelConfig(**facts["model"]))
         else:
             model = Classifier(ClassifierConfig(**facts["model"]))
-    mean = saved.group("average") if saved.facts.get("averaged") else {}
-    model.load_state_dict(mean or saved.group("model"), assign=True)
+    model.load_state_dict(saved.weights(), assign=True)
 
     def load_data(data: str | Path | None = None) -> TextSet | ImageSet:
         loaded = load_set(config, data if data is not None else facts["data_folder"])
@@ -79,3 +80,23 @@ def load_model(
         return loaded
 
     return LoadedRun(model.eval().to(device), config, load_data)
+
+
+def kept_fingerprints(run: str | Path) -> dict[Which, str]:
+    """The fingerprints of the weights that a run folder holds, read from the checkpoints' headers.
+
+    They equal `afterdrop.models.fingerprint(load_model(run, which).model)`, without building a
+    model.
+
+    Args:
+        run: The run folder.
+
+    Returns:
+        `"best"` and `"last"` with their fingerprints, as far as the checkpoints exist.
+
+    Raises:
+        FileError: If a checkpoint cannot be read.
+    """
+    folder = RunFolder(Path(run))
+    paths: dict[Which, Path] = {"best": folder.best, "last": folder.last}
+    return {which: read_fingerprint(path) for which, path in paths.items() if path.exists()}

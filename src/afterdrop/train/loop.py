@@ -1,8 +1,9 @@
-"""The loop: turns of validation and steps, saved so that the process may die at any moment.
+"""The training loop: steps and validations, saved so that the process may be killed at any time.
 
-Order of what a turn writes: its line of metrics, the `best` checkpoint, the `last` one. A death in
-between leaves a line too many, which resuming drops, or a `best` that will be made again. Where a
-checkpoint takes seconds, only some turns write one: a thirtieth of the time at most goes into it.
+Each validation writes its line of metrics, then the `best` checkpoint, then the `last` one. A
+process killed in between leaves either one line too many, which resuming removes, or a `best` that
+will be written again. Where a checkpoint takes seconds, not every validation writes one: at most
+3 % of the time is spent on writing.
 """
 
 from __future__ import annotations
@@ -41,7 +42,8 @@ class Loop:
         progress: Its bar.
         tracker: Its TensorBoard, or None.
         deadline: The time (of `time.monotonic`) to stop at, or None.
-        watch: Sees each turn's line of metrics; stops training by returning why.
+        watch: Called with each validation's line of metrics; a reason that it returns stops
+            training.
     """
 
     def __init__(
@@ -83,11 +85,11 @@ class Loop:
         while self.trainer.schedule.stopped is None:
             late = self.deadline is not None and time.monotonic() >= self.deadline
             own = REASONS.index(request.signal or ("max_minutes" if late else None))
-            if reason := REASONS[self.trainer.ranks.most(own)]:
+            if reason := REASONS[self.trainer.ranks.max(own)]:
                 self._save()
                 return reason
-            if self.trainer.turn_over:
-                if reason := self._turn(lambda: request.signal is not None):
+            if self.trainer.interval_done:
+                if reason := self._validate(lambda: request.signal is not None):
                     return reason
             else:
                 self._step()
@@ -97,7 +99,7 @@ class Loop:
         self.trainer.train_step()
         self._lap_steps += 1
         self.progress.step()
-        if self.trainer.turn_steps % _LOOK_EVERY == 0 and self._look_due():
+        if self.trainer.interval_steps % _LOOK_EVERY == 0 and self._look_due():
             loss = self.trainer.mean_loss()
             if loss is not None:
                 self.progress.training(loss, self._speed())
@@ -109,14 +111,14 @@ class Loop:
         self._looked = now
         return True
 
-    def _turn(self, stop: Callable[[], bool]) -> str | None:
+    def _validate(self, stop: Callable[[], bool]) -> str | None:
         """Validates and saves; returns why to stop here, if the watch says so."""
         speed = self._speed()
         self.trainer.mean_loss()  # diverged weights need no validation
         found = self.trainer.validate(stop)
         if found is None:
             return None
-        line = self.trainer.finish_turn(found)
+        line = self.trainer.finish_interval(found)
         check_equal(self.trainer.parameters, self.trainer.step, self.trainer.ranks)
         self._count_time()
         timed = {"seconds": self.trainer.seconds, "targets_per_second": speed}
@@ -134,11 +136,11 @@ class Loop:
         return self._watched(line | timed)
 
     def _watched(self, line: dict[str, Any]) -> str | None:
-        """Why to stop after a turn, as the first rank's watch says; the turn is saved then."""
+        """The reason of rank 0's watch to stop here, after saving; None to go on."""
         watch = self.watch
         if watch is None:
             return None
-        reason = self.trainer.ranks.told(lambda: watch(line))
+        reason = self.trainer.ranks.from_rank0(lambda: watch(line))
         if reason is None or self.trainer.schedule.stopped is not None:
             return None
         self._write()
@@ -155,7 +157,7 @@ class Loop:
             return True
         due = self._write_seconds <= _WRITE_QUICK
         due |= (time.monotonic() - self._written) * _WRITE_SHARE >= self._write_seconds
-        return bool(self.trainer.ranks.most(due and self.trainer.ranks.first))
+        return bool(self.trainer.ranks.max(due and self.trainer.ranks.first))
 
     def _write(self) -> None:
         start = time.monotonic()
@@ -169,7 +171,7 @@ class Loop:
         self._write_seconds = self._written - start
 
     def _speed(self) -> float:
-        """Targets a second since the last turn ended."""
+        """Targets per second since the last validation."""
         elapsed = max(time.monotonic() - self._lap, 1e-9)
         return self._lap_steps * self.trainer.task.step_targets / elapsed
 
@@ -180,7 +182,7 @@ class Loop:
 
     def _what_is_left(self) -> str:
         if not self.trainer.ranks.first:  # the folder may be on another host
-            return f"Finished turns are in {self.folder.path}."
+            return f"Finished intervals are in {self.folder.path}."
         if not self.folder.last.exists():
             return "There is no checkpoint yet."
         facts = read_facts(self.folder.last)

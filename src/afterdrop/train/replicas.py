@@ -2,7 +2,7 @@
 
 A step sums the gradients of the shares. What follows it (prior, clip, optimiser, averaging) is the
 same arithmetic on the same numbers everywhere, so the weights stay equal without being sent; that
-they do is checked at every turn.
+they do is checked at every interval.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def sum_gradients(parameters: Sequence[Tensor], loss: Tensor, ranks: Ranks) -> T
         return loss
     grads = [p.grad for p in parameters if p.grad is not None]
     buffer = torch.cat([*(grad.flatten() for grad in grads), loss.to(grads[0].dtype).view(1)])
-    ranks.add(buffer)
+    ranks.sum(buffer)
     *sums, total = buffer.split([*(grad.numel() for grad in grads), 1])
     torch._foreach_copy_(grads, [part.view_as(grad) for part, grad in zip(sums, grads)])
     return total.view(())
@@ -71,5 +71,5 @@ def check_equal(parameters: Sequence[Tensor], step: int, ranks: Ranks) -> None:
     if any(not torch.equal(norms, other) for other in ranks.gather_rows(norms)):
         raise RankError(
             f"the ranks have different weights at step {step}: their hardware or software differ. "
-            "Use equal hosts, or fewer of them; the same command goes on from the last turn"
+            "Use equal hosts, or fewer of them; the same command goes on from the last interval"
         )

@@ -37,9 +37,9 @@ class TrainResult:
             `watch` said.
         message: All this in words, and how to go on.
         step: Steps done.
-        turn: Turns validated.
-        best: The best turn's line of metrics (`turn`, `xe`, `temperature`, `xe_optimal`, ...);
-            empty if stopped before the first validation.
+        interval: Validation intervals done.
+        best: The line of metrics of the best validation (`interval`, `xe`, `temperature`,
+            `xe_optimal`, ...); empty if stopped before the first one.
     """
 
     folder: Path
@@ -47,7 +47,7 @@ class TrainResult:
     reason: str
     message: str
     step: int
-    turn: int
+    interval: int
     best: dict[str, Any]
 
 
@@ -68,7 +68,7 @@ def run(
 
     Ctrl-C and SIGTERM finish the step, save and return; the same call then goes on, on a CPU to
     the bit as if never stopped (with as many threads: torch's sums depend on their number). So
-    does a run that was killed, from its last turn.
+    does a run that was killed, from its last validation.
 
     Args:
         config: What to train and how.
@@ -82,8 +82,8 @@ def run(
         ranks: `"split"` trains data-parallel in the caller's process group: every rank makes this
             call and has a share of each batch, rank 0 alone touches `out` and shows the bar. The
             losses are those of one process, but for rounding.
-        watch: Called with each turn's line of metrics when the turn is saved. A reason that it
-            returns stops the run there, as `result.reason`; the same call would go on.
+        watch: Called with each validation's line of metrics. A reason that it returns stops the
+            run there and becomes `result.reason`; the same call would resume.
 
     Raises:
         TrainError: If `out` holds something else; a `DivergedError` if training diverged.
@@ -96,10 +96,10 @@ def run(
     Example:
         >>> import tempfile
         >>> from afterdrop import recipes
-        >>> config = recipes.load("digits-mlp").config.override({"schedule.turns": 1})
+        >>> config = recipes.load("digits-mlp").config.override({"schedule.intervals": 1})
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     result = run(config, folder, progress=False)
-        >>> result.finished, result.turn
+        >>> result.finished, result.interval
         (True, 1)
     """
     check_one_of("resume", resume, RESUMES)
@@ -111,7 +111,7 @@ def run(
     check_batch(config.objective.batch_size, group)
     with ExitStack() as held:
         folder, there = _enter(held, config, Path(out), resume, group)
-        if there and group.told(lambda: _finished(folder)):
+        if there and group.from_rank0(lambda: _finished(folder)):
             return _result(folder, None, group)
         task = build_task(config, load_set(config, data), where, group)
         with torch.random.fork_rng([where] if where.type == "cuda" else []):
@@ -135,7 +135,7 @@ def _enter(
                 f"ranks {ranks.rank} and {rank} were given different configurations "
                 f"({ranks.rank} → {rank}): {'; '.join(differing)}. Give all ranks the same."
             )
-    return RunFolder(path), ranks.told(enter)
+    return RunFolder(path), ranks.from_rank0(enter)
 
 
 def _finished(folder: RunFolder) -> bool:
@@ -148,7 +148,7 @@ def _open(folder: RunFolder, trainer: Trainer, data: str | Path | None, there: b
     """Writes what a new run starts with, or brings an old one back."""
     task, config, ranks = trainer.task, trainer.config, trainer.ranks
     identity = task.identity()
-    recorded = ranks.told(lambda: folder.read_config()[1]["data"] if there else identity)
+    recorded = ranks.from_rank0(lambda: folder.read_config()[1]["data"] if there else identity)
     for found in ranks.gather(identity):
         require_same(recorded, found)
     if there:
@@ -156,9 +156,9 @@ def _open(folder: RunFolder, trainer: Trainer, data: str | Path | None, there: b
         if saved is not None:
             trainer.restore(saved)
         else:
-            ranks.told(lambda: _require_new(folder))
+            ranks.from_rank0(lambda: _require_new(folder))
         if ranks.first:
-            folder.trim_metrics(trainer.schedule.turn)
+            folder.trim_metrics(trainer.schedule.interval)
         return
     scale = prior_scale(config.objective.l2_penalty, task.train_targets, task.window)
     model: Any = trainer.model
@@ -175,8 +175,8 @@ def _open(folder: RunFolder, trainer: Trainer, data: str | Path | None, there: b
 
 
 def _require_new(folder: RunFolder) -> None:
-    """Refuses to begin a run anew that got beyond its first turn and lost its last checkpoint."""
-    if any(line["turn"] > 0 for line in folder.read_metrics()):
+    """Refuses to restart a run that has trained and whose last checkpoint is missing."""
+    if any(line["interval"] > 0 for line in folder.read_metrics()):
         raise TrainError(
             f"{folder.path} holds a run without its checkpoint {folder.last.name}, as a finished "
             "trial of afterdrop tune does: it cannot go on, and beginning anew would replace its "
@@ -194,10 +194,10 @@ def _last(folder: RunFolder, ranks: Ranks) -> Checkpoint | None:
         read.append(read_checkpoint(folder.last))
         return dict(read[0].facts)
 
-    found = ranks.told(facts)
+    found = ranks.from_rank0(facts)
     if found is None:
         return None
-    return Checkpoint(ranks.first_tensors(read[0].tensors if read else {}), found)
+    return Checkpoint(ranks.tensors_from_rank0(read[0].tensors if read else {}), found)
 
 
 def _train(
@@ -211,7 +211,7 @@ def _train(
     schedule = trainer.config.schedule
     spoken = track and trainer.ranks.first
     tracker = Tracker(folder.path / "tensorboard", trainer.step) if spoken else None
-    total = schedule.turns * schedule.steps_per_turn
+    total = schedule.intervals * schedule.steps_per_interval
     bar = Progress(total, trainer.step, trainer.task.unit, shown=progress)
     message = ""
     if trainer.plain is not None:
@@ -229,7 +229,7 @@ def _train(
 
 def _result(folder: RunFolder, reason: str | None, ranks: Ranks) -> TrainResult:
     """What the folder says, with the reason why a run is not finished; told by rank 0."""
-    return TrainResult(folder.path, **ranks.told(lambda: _ending(folder, reason)))
+    return TrainResult(folder.path, **ranks.from_rank0(lambda: _ending(folder, reason)))
 
 
 def _ending(folder: RunFolder, reason: str | None) -> dict[str, Any]:
@@ -239,7 +239,7 @@ def _ending(folder: RunFolder, reason: str | None) -> dict[str, Any]:
     words = [f"Finished: {stopped}." if reason is None else f"Stopped ({reason}) and saved."]
     if best:
         found = present(folder.read_config()[1]["unit"], best["xe_optimal"])
-        words.append(f"Best {found} (turn {best['turn']}, T={best['temperature']:.3f}).")
+        words.append(f"Best {found} (interval {best['interval']}, T={best['temperature']:.3f}).")
     if reason is not None:
         words.append(
             f"To go on from step {last['step']}, give the same command (out={folder.path})."
@@ -249,6 +249,6 @@ def _ending(folder: RunFolder, reason: str | None) -> dict[str, Any]:
         "reason": stopped,
         "message": " ".join(words),
         "step": last["step"],
-        "turn": last["schedule"]["turn"],
+        "interval": last["schedule"]["interval"],
         "best": best,
     }

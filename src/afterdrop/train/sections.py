@@ -112,22 +112,26 @@ class OptimiserSection:
 
 @dataclass(frozen=True)
 class ScheduleSection:
-    """Turns, learning-rate drops and early stopping; None switches a rule off (see `schedule`).
+    """Validation intervals, learning-rate drops and early stopping (see `schedule`).
+
+    None disables a rule.
 
     Attributes:
-        steps_per_turn: Steps between two validations.
-        turns: The most turns.
-        drop_patience: Drop the learning rate after more than this many turns without a new best.
-        drop_latest: Drop at this turn if there was no drop before.
-        drop_factor: What a drop multiplies the learning rate by.
-        stop_patience: Stop after more than this many turns without a new best.
-        stop_rampup: Turns over which that patience grows from 1.
-        stop_targets: XE that must be in reach, before and after the first, second, ... drop.
-        stop_slowest: Least improvement a turn over the patience.
+        steps_per_interval: Steps between two validations.
+        intervals: Maximum number of validation intervals.
+        drop_patience: Drop the learning rate after more than this number of intervals without a
+            new best.
+        drop_latest: Drop after this interval at the latest, if there was no drop before.
+        drop_factor: A drop multiplies the learning rate by it.
+        stop_patience: Stop after more than this number of intervals without a new best.
+        stop_rampup: Intervals over which that patience grows from 1.
+        stop_targets: XE that must be within reach before the first drop, after it, after the
+            second, and so on.
+        stop_slowest: Smallest improvement per interval, averaged over the patience.
     """
 
-    steps_per_turn: int
-    turns: int
+    steps_per_interval: int
+    intervals: int
     drop_patience: int | None = None
     drop_latest: int | None = None
     drop_factor: float = 0.1
@@ -137,8 +141,8 @@ class ScheduleSection:
     stop_slowest: float = 0.0
 
     def __post_init__(self) -> None:
-        check_count("schedule.steps_per_turn", self.steps_per_turn)
-        check_count("schedule.turns", self.turns)
+        check_count("schedule.steps_per_interval", self.steps_per_interval)
+        check_count("schedule.intervals", self.intervals)
         for name in ("drop_patience", "drop_latest", "stop_patience"):
             if getattr(self, name) is not None:
                 check_count(f"schedule.{name}", getattr(self, name))
@@ -157,17 +161,17 @@ class ScheduleSection:
         if self.stop_patience is None and (self.stop_targets or self.stop_slowest):
             raise ConfigError(
                 "schedule.stop_patience is None; stop_targets and stop_slowest look back over "
-                "that many turns. Give it, or leave them out."
+                "that number of intervals. Give it, or leave them out."
             )
 
 
 @dataclass(frozen=True)
 class AveragingSection:
-    """When the running mean of the weights starts; None twice is never.
+    """When the running mean of the weights starts; never if both are None.
 
     Attributes:
-        patience: After this many turns without a new best.
-        latest: At this turn at the latest.
+        patience: After this number of intervals without a new best.
+        latest: After this interval at the latest.
     """
 
     patience: int | None = None
@@ -181,7 +185,7 @@ class AveragingSection:
 
 @dataclass(frozen=True)
 class ValidationSection:
-    """The deterministic validation of each turn.
+    """The deterministic validation after each interval.
 
     Attributes:
         rows: Stripes that read the validation text, or images at once. One is the exact stream.

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from afterdrop.data import EvalStripes, TextSet, TrainStripes
 from afterdrop.models import LanguageModel
-from afterdrop.ranks import ALONE, Ranks
+from afterdrop.ranks import SINGLE_PROCESS, Ranks
 from afterdrop.train.checks import TrainError
 from afterdrop.train.config import TrainConfig
 from afterdrop.train.objective import data_loss
@@ -35,7 +35,11 @@ class TextTask:
     """
 
     def __init__(
-        self, config: TrainConfig, text: TextSet, device: torch.device, ranks: Ranks = ALONE
+        self,
+        config: TrainConfig,
+        text: TextSet,
+        device: torch.device,
+        ranks: Ranks = SINGLE_PROCESS,
     ) -> None:
         assert config.objective.window is not None  # TrainConfig has checked
         self.config, self.text, self.device = config, text, device
@@ -68,7 +72,7 @@ class TextTask:
     def loss(self, model: nn.Module, step: int) -> Tensor:
         """Summed over time, averaged over the batch; carries the state on."""
         samples, alpha = self.config.objective.samples, self.config.objective.alpha
-        inputs_Bt, targets_Bt = (part[self.rows.mine] for part in self.stripes.window(step))
+        inputs_Bt, targets_Bt = (part[self.rows.mine] for part in self.stripes[step])
         if samples > 1:
             inputs_Bt = inputs_Bt.repeat(samples, 1)
         before = self._before_window()

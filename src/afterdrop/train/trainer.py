@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from afterdrop import kernels
 from afterdrop.models import LanguageModel
-from afterdrop.ranks import ALONE, Ranks
+from afterdrop.ranks import SINGLE_PROCESS, Ranks
 from afterdrop.train.averaging import WeightAverage
 from afterdrop.train.checkpoint import Checkpoint, grouped
 from afterdrop.train.checks import DivergedError
@@ -45,7 +45,7 @@ class Trainer:
     """
 
     def __init__(
-        self, config: TrainConfig, task: Task, model: nn.Module, ranks: Ranks = ALONE
+        self, config: TrainConfig, task: Task, model: nn.Module, ranks: Ranks = SINGLE_PROCESS
     ) -> None:
         self.config, self.task, self.model, self.ranks = config, task, model, ranks
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -55,7 +55,7 @@ class Trainer:
         self.average: WeightAverage | None = None
         self.step = 0
         self.seconds = 0.0
-        # Of the turn's steps; on the device, so that a step need not wait for it.
+        # Of the interval's steps; on the device, so that a step need not wait for it.
         self.loss_total = torch.zeros((), dtype=torch.float64, device=self.device)
         reason = self._why_not_fused()
         self.plain = reason if self.device.type == "cuda" else None
@@ -64,14 +64,17 @@ class Trainer:
         self._stepped = False  # whether the kernels have done a step
 
     @property
-    def turn_over(self) -> bool:
+    def interval_done(self) -> bool:
         """Whether the next thing to do is a validation."""
-        return self.turn_steps == self.config.schedule.steps_per_turn or self.schedule.turn < 0
+        return (
+            self.interval_steps == self.config.schedule.steps_per_interval
+            or self.schedule.interval < 0
+        )
 
     @property
-    def turn_steps(self) -> int:
+    def interval_steps(self) -> int:
         """Steps done since the last validation."""
-        return self.step - max(self.schedule.turn, 0) * self.config.schedule.steps_per_turn
+        return self.step - max(self.schedule.interval, 0) * self.config.schedule.steps_per_interval
 
     def train_step(self) -> None:
         """One step: loss, prior, clip, update, average."""
@@ -124,7 +127,7 @@ class Trainer:
             return f"{self.ranks.count} ranks train it"
         from afterdrop.train.fused_text import why_not
 
-        return why_not(self.config, self.task, self.model, self.optimiser, self.device)
+        return why_not(self.config, self.task, self.model, self.device)
 
     def _kernels(self) -> FusedText | None:
         """The kernels that train this run, if there are any."""
@@ -141,14 +144,14 @@ class Trainer:
         return self._fused
 
     def mean_loss(self) -> float | None:
-        """Nats a target over the turn so far; None before its first step.
+        """Nats per target over the interval so far; None before its first step.
 
         Raises:
             DivergedError: If it is not finite.
         """
-        if self.turn_steps == 0:
+        if self.interval_steps == 0:
             return None
-        loss = float(self.loss_total) / self.turn_steps / self.task.window
+        loss = float(self.loss_total) / self.interval_steps / self.task.window
         self._require_finite("training loss", loss)
         return loss
 
@@ -170,16 +173,16 @@ class Trainer:
                     raise
                 self._give_up_kernels(error)  # a validation changes nothing
                 found = validate(_until(stop, self.task.validation_batches(self.model)), self.ranks)
-        if self.ranks.most(stop()):
+        if self.ranks.max(stop()):
             return None
         self._require_finite("validation XE", found.xe)
         return found
 
-    def finish_turn(self, found: Validation) -> dict[str, Any]:
-        """Moves the schedule on; returns the turn's line of metrics."""
+    def finish_interval(self, found: Validation) -> dict[str, Any]:
+        """Moves the schedule on; returns the interval's line of metrics."""
         config = self.config
         line = {
-            "turn": self.schedule.turn + 1,
+            "interval": self.schedule.interval + 1,
             "step": self.step,
             "loss": self.mean_loss(),
             "prior": prior_loss(self.parameters, config.objective.l2_penalty),
@@ -194,7 +197,7 @@ class Trainer:
         for group in self.optimiser.param_groups:
             group["lr"] = self._learning_rate()
         self.loss_total.zero_()
-        return {**line, "best_turn": self.schedule.best_turn, "best_xe": self.schedule.best}
+        return {**line, "best_interval": self.schedule.best_interval, "best_xe": self.schedule.best}
 
     def capture(self) -> Checkpoint:
         """Everything that the future of the run depends on."""

@@ -17,7 +17,7 @@ from torch import Tensor
 from afterdrop.errors import DataError
 from afterdrop.family.temperature import Nodes, fit_temperature
 from afterdrop.kernels import partitions
-from afterdrop.ranks import ALONE, Ranks
+from afterdrop.ranks import SINGLE_PROCESS, Ranks
 
 NODES = Nodes(0.5, 2.0, count=9, reach=1.0)
 
@@ -39,7 +39,7 @@ class Validation:
     targets: int
 
 
-def validate(batches: Iterable[tuple[Tensor, Tensor]], ranks: Ranks = ALONE) -> Validation:
+def validate(batches: Iterable[tuple[Tensor, Tensor]], ranks: Ranks = SINGLE_PROCESS) -> Validation:
     """Cross entropies of predictions.
 
     Args:
@@ -66,7 +66,7 @@ def validate(batches: Iterable[tuple[Tensor, Tensor]], ranks: Ranks = ALONE) -> 
     if sums is None:
         sums = torch.zeros(len(inverse) + 1, dtype=torch.float64)
     sums = sums.cpu()  # the first and only time that this waits for a GPU
-    totals = ranks.add(torch.cat([sums, sums.new_tensor([count])]))
+    totals = ranks.sum(torch.cat([sums, sums.new_tensor([count])]))
     sums_J, at_target, count = totals[:-2], float(totals[-2]), int(totals[-1])
     if count == 0:
         raise DataError("the validation split has no targets; give it at least one line")

@@ -49,7 +49,7 @@ def held_windows(
         most: No window after that many targets of all stripes; None is all windows.
 
     Example:
-        >>> stripes = EvalStripes(torch.tensor([1, 2, 0, 3, 0]), eos=0, stripes=2, time=2)
+        >>> stripes = EvalStripes(torch.tensor([1, 2, 0, 3, 0]), eos=0, stripes=2, window=2)
         >>> first, last = held_windows(stripes, torch.device("cpu"), slice(0, 2))
         >>> first.targets.tolist(), first.places
         ([1, 2, 3, 0], None)

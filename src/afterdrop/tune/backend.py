@@ -58,7 +58,7 @@ class Trial:
         point: What is tried.
         value: Its validation XE, if it has one.
         notes: What workers wrote down about it, JSON-friendly.
-        curve: Validation XE by turn.
+        curve: Validation XE by interval.
     """
 
     number: int
@@ -158,10 +158,10 @@ class Backend:
             return False
         return True
 
-    def report(self, number: int, turn: int, xe: float) -> bool:
+    def report(self, number: int, interval: int, xe: float) -> bool:
         """Adds to a running trial's curve; False if it runs no more."""
         try:
-            self._storage.set_trial_intermediate_value(self._id(number), turn, xe)
+            self._storage.set_trial_intermediate_value(self._id(number), interval, xe)
         except optuna.exceptions.UpdateFinishedTrialError:
             return False
         return True

@@ -17,7 +17,7 @@ from afterdrop.tune.settings import STUDY_FILE, TuneSettings
 from afterdrop.tune.space import apply_point
 from afterdrop.tune.study import StudyResult
 
-_KIND, _VERSION = "afterdrop-study", 1
+_KIND, _VERSION = "afterdrop-study", 2
 
 
 def best_recipe(result: StudyResult) -> Recipe:
@@ -64,8 +64,8 @@ def read_result(folder: Path) -> StudyResult:
 
 
 def _trial(row: dict[str, Any]) -> Trial:
-    """A trial from JSON, in which turns are texts."""
-    return Trial(**{**row, "curve": {int(turn): xe for turn, xe in row["curve"].items()}})
+    """A trial from JSON, in which intervals are texts."""
+    return Trial(**{**row, "curve": {int(interval): xe for interval, xe in row["curve"].items()}})
 
 
 def shown(row: Ranked) -> str:

@@ -9,11 +9,13 @@ from typing import Any, Literal
 from afterdrop import recipes
 from afterdrop.train import TrainConfig
 from afterdrop.train.checks import check_count, check_number, check_one_of
+from afterdrop.train.shorten import shorten
+from afterdrop.tune.checks import TuneError
 from afterdrop.tune.objective import Objective
 from afterdrop.tune.space import Axis, Space, apply_point, published_space
 
 Sampler = Literal["gp", "random"]
-VERSION = 1
+VERSION = 2
 STUDY_FILE = "study.json"  # what came of a study, in its folder
 
 
@@ -33,7 +35,7 @@ class TuneSettings:
         minutes: Time limit of a trial, which then counts with what it has reached; None is none.
 
     Example:
-        >>> settings = plan_study("digits-mlp", turns=4)
+        >>> settings = plan_study("digits-mlp", intervals=4)
         >>> TuneSettings.from_dict(settings.to_dict()) == settings
         True
     """
@@ -62,7 +64,16 @@ class TuneSettings:
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> TuneSettings:
-        """From what `to_dict` gave."""
+        """From what `to_dict` gave.
+
+        Raises:
+            TuneError: If another version of afterdrop wrote it.
+        """
+        if content.get("version") != VERSION:
+            raise TuneError(
+                f"the study has schema version {content.get('version')!r}, this afterdrop reads "
+                f"{VERSION}; start a new study or install the matching afterdrop"
+            )
         made = {name: value for name, value in content.items() if name != "version"}
         made["config"] = TrainConfig.from_dict(made["config"])
         made["space"] = Space(tuple(Axis(**axis) for axis in made["space"]["axes"]))
@@ -74,7 +85,7 @@ def plan_study(
     recipe: str,
     *,
     changes: Mapping[str, Any] | None = None,
-    turns: int | None = None,
+    intervals: int | None = None,
     budget: int | None = None,
     ranges: Iterable[Axis] = (),
     fixed: Iterable[str] = (),
@@ -86,7 +97,7 @@ def plan_study(
     Args:
         recipe: Name of a recipe, or the path of a .toml file.
         changes: Settings to change, by dotted names.
-        turns: Shorten the schedule to so many turns.
+        intervals: Shorten the schedule to so many intervals.
         budget: Hold the number of parameters to this, instead of the recipe's sizes.
         ranges: Axes to change or add.
         fixed: Axes to leave out.
@@ -104,8 +115,8 @@ def plan_study(
     config = recipes.load(recipe).config.override(changes or {})
     if budget is not None:
         config = with_budget(config, budget)
-    if turns is not None:
-        config = shortened(config, turns)
+    if intervals is not None:
+        config = shorten(config, intervals)
     # The best checkpoint is the one that the objective likes best.
     config = config.override({"validation.criterion": objective.temperature})
     space = published_space(config).with_axes(ranges, fixed)
@@ -127,23 +138,3 @@ def with_budget(config: TrainConfig, budget: int) -> TrainConfig:
         changes |= {"model.hidden_sizes": None, "model.embedding_size": None}
         changes |= {"model.layers": len(sizes), "model.embedding_ratio": 1.0}
     return config.override(changes)
-
-
-def shortened(config: TrainConfig, turns: int) -> TrainConfig:
-    """The same schedule in fewer (or more) turns; targets of early stopping are left out.
-
-    Example:
-        >>> schedule = shortened(recipes.load("ptb-10m").config, 100).schedule
-        >>> schedule.turns, schedule.drop_latest, schedule.drop_patience, schedule.stop_targets
-        (100, 90, 3, ())
-    """
-    check_count("turns", turns)
-    schedule = config.schedule
-    names = ("drop_patience", "drop_latest", "stop_patience")
-    scaled: dict[str, Any] = {
-        f"schedule.{name}": max(1, round(value * turns / schedule.turns))
-        for name in names
-        if (value := getattr(schedule, name)) is not None
-    }
-    scaled["schedule.stop_rampup"] = round(schedule.stop_rampup * turns / schedule.turns)
-    return config.override({"schedule.turns": turns, "schedule.stop_targets": [], **scaled})

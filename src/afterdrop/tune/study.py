@@ -81,7 +81,7 @@ def tune(
     Example:
         >>> import tempfile
         >>> from afterdrop.tune.settings import plan_study
-        >>> settings = plan_study("digits-mlp", turns=1)
+        >>> settings = plan_study("digits-mlp", intervals=1)
         >>> with tempfile.TemporaryDirectory() as folder:
         ...     result = tune(settings, folder, trials=2, reruns=0, quiet=True)
         >>> len(result.ranking)

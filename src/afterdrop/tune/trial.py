@@ -85,7 +85,7 @@ def _train(job: Job, ledger: Ledger, trial: Trial) -> TrainResult:
 
 
 class _Watch:
-    """Reports each turn to the ledger and says when to stop."""
+    """Reports each interval to the ledger and says when to stop."""
 
     def __init__(self, job: Job, ledger: Ledger, trial: Trial) -> None:
         self.job, self.ledger, self.trial = job, ledger, trial
@@ -93,11 +93,11 @@ class _Watch:
         self.seconds = 0.0
 
     def report(self, line: Mapping[str, Any]) -> bool:
-        """Adds a turn; False if the trial is not ours any more."""
+        """Adds an interval; False if the trial is not ours any more."""
         optimal = self.ledger.settings.objective.temperature == "optimal"
         xe = line["xe_optimal" if optimal else "xe"]
-        self.curve[line["turn"]], self.seconds = xe, line["seconds"]
-        return self.ledger.backend.report(self.trial.number, line["turn"], xe)
+        self.curve[line["interval"]], self.seconds = xe, line["seconds"]
+        return self.ledger.backend.report(self.trial.number, line["interval"], xe)
 
     def __call__(self, line: Mapping[str, Any]) -> str | None:
         if not self.report(line):
@@ -110,7 +110,9 @@ class _Watch:
         rows = ends(self.ledger.backend.trials())
         others = [r.curve for r in rows if r.state in ("complete", "pruned") and r.curve]
         return (
-            _HOPELESS if is_hopeless(self.curve, others, settings.config.schedule.turns) else None
+            _HOPELESS
+            if is_hopeless(self.curve, others, settings.config.schedule.intervals)
+            else None
         )
 
 
@@ -118,7 +120,7 @@ def _tell(job: Job, ledger: Ledger, trial: Trial, result: TrainResult) -> str:
     best = result.best
     run = RunFolder(result.folder)
     notes: dict[str, Any] = {
-        "turn": best["turn"],
+        "interval": best["interval"],
         "xe_plain": best["xe"],
         "seconds": run.read_metrics()[-1]["seconds"],
         "parameters": run.read_config()[1]["parameters"],

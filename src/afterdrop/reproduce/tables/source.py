@@ -17,11 +17,11 @@ from afterdrop.errors import AfterdropError, FileError, ScoresError
 from afterdrop.evaluation.scores.scores import Scores
 from afterdrop.family.estimates import Estimate
 from afterdrop.family.member import Member
-from afterdrop.report.weights import kept_fingerprints
 from afterdrop.reproduce.tables.table import Table
 from afterdrop.runs.folder import scores_path
 from afterdrop.train import TrainConfig, load_model
 from afterdrop.train.folder import RunFolder
+from afterdrop.train.load_run import kept_fingerprints
 
 SPLITS = ("train", "valid", "test")
 
@@ -194,7 +194,7 @@ def _drop_strangers(source: RunSource) -> None:
     known: set[str] = set()
     if source.config is not None and source.scores:
         with contextlib.suppress(AfterdropError):  # scores may be kept without their weights
-            known = kept_fingerprints(source.path)
+            known = set(kept_fingerprints(source.path).values())
     if not known and source.scores:
         first = source.scores.get("valid") or next(iter(source.scores.values()))
         known = {first.protocol.fingerprint}
