@@ -296,7 +296,7 @@ def test_an_evaluation_whose_kernels_cannot_run_is_the_plain_one(monkeypatch):
     monkeypatch.setattr(kernels, "why_not", lambda device: None)
     monkeypatch.setattr(DeterministicPass, "run", failing(FAILURES[0]))
     monkeypatch.setattr(FusedLanguageWorker, "_windows", failing(FAILURES[1]))
-    monkeypatch.setattr("afterdrop.kernels.partition.partitions", failing(FAILURES[2]))
+    monkeypatch.setattr("afterdrop.kernels.log_partitions.log_partitions", failing(FAILURES[2]))
     monkeypatch.setattr(kernels, "_failed", set())
     with pytest.warns(UserWarning, match="goes on without kernels") as told:
         found = evaluate_text(model, text, 0, settings, stream, lines=False)
@@ -312,7 +312,7 @@ def test_a_model_of_your_own_is_evaluated_without_kernels_that_cannot_run(monkey
     wanted = ad.evaluate(net, data, grid=ad.Grid((0, 1), (0, 1)), num_samples=4)
     monkeypatch.setattr(kernels, "why_not", lambda device: None)
     monkeypatch.setattr(kernels, "_failed", {"partitions"})
-    monkeypatch.setattr("afterdrop.kernels.mask_ops.keep_mask", failing(FAILURES[3]))
+    monkeypatch.setattr("afterdrop.kernels.mask_ops.fused_keep_mask", failing(FAILURES[3]))
     with pytest.warns(UserWarning, match="C compiler") as told:
         found = ad.evaluate(net, data, grid=ad.Grid((0, 1), (0, 1)), num_samples=4)
     assert len(told) == 1

@@ -19,22 +19,22 @@ from torch import Tensor
 
 from afterdrop.family.temperature import COARSE, Nodes
 
-STEPS = 8  # rungs an octave
+PER_OCTAVE = 8  # rungs an octave
 OCTAVES = 8  # seven for the nodes, half a one below them and a little less above
-EVERY = 4  # of the rungs, for halves
+HALVES_EVERY = 4  # of the rungs, for halves
 _POINTS = 14  # rungs of a polynomial
 _COARSE_POINTS = 8
 
 
 @dataclasses.dataclass(frozen=True)
-class Ladder:
+class PartitionLadder:
     """Rungs around nodes.
 
     Args:
         nodes: The nodes, within seven octaves.
 
     Example:
-        >>> ladder = Ladder(Nodes(0.125, 8.0))
+        >>> ladder = PartitionLadder(Nodes(0.125, 8.0))
         >>> [round(b, 4) for b in ladder.inverse[[0, 4, 63]].tolist()]
         [0.0884, 0.125, 20.7494]
         >>> found = ladder.fine @ ladder.inverse.log().sin()  # any smooth function of log b
@@ -53,7 +53,7 @@ class Ladder:
     @functools.cached_property
     def inverse(self) -> Tensor:
         """The inverse temperatures of the rungs [R], ascending, float64."""
-        steps = torch.arange(OCTAVES * STEPS, dtype=torch.float64) / STEPS
+        steps = torch.arange(OCTAVES * PER_OCTAVE, dtype=torch.float64) / PER_OCTAVE
         return self.nodes.inverse()[0] * torch.exp2(steps - 0.5)
 
     @functools.cached_property
@@ -64,7 +64,7 @@ class Ladder:
     @functools.cached_property
     def coarse(self) -> Tensor:
         """Weights [Jc, R / 4]: values at the coarse nodes from values at every fourth rung."""
-        return _weights(self.inverse[::EVERY], self.nodes.inverse(COARSE), _COARSE_POINTS)
+        return _weights(self.inverse[::HALVES_EVERY], self.nodes.inverse(COARSE), _COARSE_POINTS)
 
 
 def _weights(rungs: Tensor, inverse: Tensor, points: int) -> Tensor:

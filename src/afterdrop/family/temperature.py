@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from afterdrop.errors import MemberError
-from afterdrop.family.bins import Bins
+from afterdrop.family.binned_sums import BinnedSums
 from afterdrop.family.exponential import exp_times
 
 NODES = 41
@@ -94,7 +94,7 @@ class Nodes:
 def partitions(log_means: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
     """G(b) = log Σ_c exp(b (log M(c) − max)) and the maximum.
 
-    Large vocabularies are put into bins (`Bins`), but for b = 1 and 2, which are exact.
+    Large vocabularies are put into bins (`BinnedSums`), but for b = 1 and 2, which are exact.
 
     Args:
         log_means: [..., V], classes of probability zero (−inf) allowed.
@@ -131,8 +131,10 @@ BINS_FROM = 1024  # classes from which bins are cheaper than a pass per node
 
 
 @functools.lru_cache(maxsize=8)  # an evaluation has two or three sets of nodes, used many times
-def _bins(inverse: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Bins:
-    return Bins(torch.tensor(inverse, dtype=torch.float64), torch.empty(0, dtype=dtype).to(device))
+def _bins(inverse: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> BinnedSums:
+    return BinnedSums(
+        torch.tensor(inverse, dtype=torch.float64), torch.empty(0, dtype=dtype).to(device)
+    )
 
 
 def _exact_sums(below: Tensor, inverse: list[float]) -> Tensor:

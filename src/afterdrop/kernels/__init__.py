@@ -92,10 +92,10 @@ def partitions(log_means: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
     plain = log_means.dtype != torch.float32 or not ready(log_means.device)
     if plain or "partitions" in _failed:
         return temperature.partitions(log_means, inverse)
-    from afterdrop.kernels.partition import partitions as fused
+    from afterdrop.kernels.log_partitions import log_partitions
 
     try:
-        return fused(log_means, inverse)
+        return log_partitions(log_means, inverse)
     except Exception as error:
         reason_to_fall_back(error, "the sum over classes")
         _failed.add("partitions")

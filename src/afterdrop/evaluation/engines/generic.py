@@ -65,7 +65,7 @@ class Worker:
         self.fused = _suits_kernels(protocol, device)
         self._uses_kernels = kernels.ready(device)
         if self.control is not None and self._uses_kernels:
-            from afterdrop.kernels.mask_ops import keep_mask as drawn_by_kernel
+            from afterdrop.kernels.mask_ops import fused_keep_mask as drawn_by_kernel
 
             self.control.draw = drawn_by_kernel
 

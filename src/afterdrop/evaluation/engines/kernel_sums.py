@@ -14,9 +14,9 @@ from torch import Tensor
 from afterdrop import kernels
 from afterdrop.evaluation.accumulators import Results, TooLow
 from afterdrop.evaluation.protocol import Protocol
-from afterdrop.family.partition_ladder import EVERY, Ladder
+from afterdrop.family.partition_ladder import HALVES_EVERY, PartitionLadder
 from afterdrop.family.temperature import COARSE, Nodes
-from afterdrop.kernels.family_sums import ALPHAS, LOWEST, OF_SAMPLES, FamilySums
+from afterdrop.kernels.family_sums import ALPHAS, LOWEST_MEAN_LOG_P, OF_SAMPLES, FamilySums
 
 
 def why_not(protocol: Protocol, device: torch.device) -> str | None:
@@ -27,7 +27,7 @@ def why_not(protocol: Protocol, device: torch.device) -> str | None:
         return f"temper is {protocol.grid.temper!r}"
     if not set(protocol.grid.alphas) <= set(ALPHAS):
         return f"alphas {protocol.grid.alphas} are not all among {ALPHAS}"
-    if not Ladder.reaches(protocol.nodes):
+    if not PartitionLadder.reaches(protocol.nodes):
         return f"temperatures={protocol.low, protocol.high} are too far apart"
     return None if protocol.plan.blocks == 2 else f"samples are in {protocol.plan.blocks} blocks"
 
@@ -38,7 +38,7 @@ def family_sums(
     """The sums of an evaluation's samples, for so many targets at a time (see `FamilySums`)."""
     return FamilySums(
         protocol.grid.alphas,
-        Ladder(protocol.nodes),
+        PartitionLadder(protocol.nodes),
         protocol.num_classes,
         targets,
         protocol.plan.num_samples,
@@ -90,7 +90,7 @@ def require_held(lowest: Tensor) -> None:
     Args:
         lowest: The smallest mean log-probabilities over the samples of a half.
     """
-    if lowest.numel() and not float(lowest.min()) >= LOWEST:
+    if lowest.numel() and not float(lowest.min()) >= LOWEST_MEAN_LOG_P:
         raise TooLow
 
 
@@ -169,7 +169,7 @@ def _columns(found: Results, target: Tensor, halves: Tensor | None, nodes: Nodes
     }
     if halves is None:
         return out
-    at = torch.cat([G[:, :, :-2:EVERY], G[:, :, -2:-1]], -2)
+    at = torch.cat([G[:, :, :-2:HALVES_EVERY], G[:, :, -2:-1]], -2)
     gap = found["G_half"].transpose(1, 2).double() - at.unsqueeze(2)
     # What is linear in b comes exactly, at the coarse nodes and 1.
     below = (peak[:, 1:].transpose(1, 2) - halves) - (peak[:, 0] - target).unsqueeze(2)
@@ -180,7 +180,7 @@ def _columns(found: Results, target: Tensor, halves: Tensor | None, nodes: Nodes
 @functools.lru_cache(maxsize=4)
 def _weights(nodes: Nodes, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Weights from a ladder's rungs to fine and coarse nodes, and b of coarse nodes, then 1."""
-    ladder = Ladder(nodes)
+    ladder = PartitionLadder(nodes)
     b = torch.cat([nodes.inverse(COARSE), torch.ones(1, dtype=torch.float64)])
     return ladder.fine.to(device), ladder.coarse.to(device), b.unsqueeze(1).to(device)
 
@@ -190,8 +190,8 @@ def _target_means(
 ) -> tuple[dict[float, Tensor], dict[float, Tensor]]:
     """Log power means of the targets' own log-probabilities [L, N, K], at the bounds' powers.
 
-    One peak serves every power and both halves: the best sample of a half is above `LOWEST`, and so
-    is its power, relative to the peak, for a float64.
+    One peak serves every power and both halves: the best sample of a half is above
+    `LOWEST_MEAN_LOG_P`, and so is its power, relative to the peak, for a float64.
 
     Returns:
         Of all samples [L, N] and of the halves [L, N, 2].

@@ -36,7 +36,7 @@ from afterdrop.evaluation.engines.sampled_features import (
 from afterdrop.evaluation.engines.text import LanguageWorker, StreamSettings
 from afterdrop.evaluation.passes import Batch
 from afterdrop.evaluation.pipeline import Pieces
-from afterdrop.family.partition_ladder import Ladder
+from afterdrop.family.partition_ladder import PartitionLadder
 from afterdrop.family.temperature import Nodes
 from afterdrop.kernels.family_logits import FamilyLogits
 from afterdrop.kernels.family_sums import ALPHAS, OF_SAMPLES, width
@@ -71,7 +71,9 @@ def why_not(
         return f"alphas {grid.alphas} are not all among {ALPHAS}"
     if len(grid.stochastic) > MOST_MULTIPLIERS:
         return f"there are more than {MOST_MULTIPLIERS} multipliers"
-    if settings.temperatures is not None and not Ladder.reaches(Nodes(*settings.temperatures)):
+    if settings.temperatures is not None and not PartitionLadder.reaches(
+        Nodes(*settings.temperatures)
+    ):
         return f"temperatures={settings.temperatures} are too far apart"
     return "there is one sample" if plan.num_samples == 1 else None
 

@@ -23,7 +23,7 @@ _NEAR = 1e-3  # |b δ| below which one bin holds all classes
 _FAR = 50.0  # |b δ| beyond which a class adds nothing
 
 
-class Bins:
+class BinnedSums:
     """The bins and the table for some inverse temperatures.
 
     Args:
@@ -32,7 +32,7 @@ class Bins:
 
     Example:
         >>> below = -torch.rand(2, 5000) * 20
-        >>> sums = Bins(torch.tensor([0.25, 0.7, 4.0]), below).sums(below)
+        >>> sums = BinnedSums(torch.tensor([0.25, 0.7, 4.0]), below).sums(below)
         >>> torch.allclose(sums[:, 1].log(), (below * 0.7).exp().sum(-1).log(), atol=2e-6)
         True
     """
