@@ -23,7 +23,8 @@ def calibration_bins(
         confidence: [N] probability of the predicted class.
         correct: [N] whether the prediction was right.
         num_bins: Number of bins.
-        binning: "width" divides (0, 1] evenly, "mass" the sorted targets.
+        binning: "width" divides (0, 1] into equal intervals, "mass" the sorted targets into equal
+            counts.
     """
     if num_bins < 1:
         raise MemberError(f"num_bins={num_bins} must be at least 1")
@@ -57,9 +58,9 @@ def calibration_error(
 
 
 def risk_coverage(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
-    """Coverage and risk when predictions below a confidence are refused, from few kept to all.
+    """Coverage and risk if predictions below a confidence are rejected, in order of coverage.
 
-    Equal confidences are kept or refused together, so the curve has one point a distinct
+    Equal confidences are kept or rejected together, so the curve has one point per distinct
     confidence and does not depend on the order of the targets.
 
     Args:
@@ -67,7 +68,7 @@ def risk_coverage(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
         correct: [N] whether the prediction was right.
 
     Returns:
-        Coverage and risk, one entry a distinct confidence; the last is everything kept.
+        Coverage and risk, one entry per distinct confidence; the last one keeps every prediction.
 
     Example:
         >>> right = torch.tensor([True, False, True, True])
