@@ -17,7 +17,7 @@ from torch import Tensor
 
 from afterdrop import train
 from afterdrop.data import load_text
-from afterdrop.family.partition_ladder import Ladder
+from afterdrop.family.partition_ladder import PartitionLadder
 from afterdrop.family.temperature import Nodes
 from afterdrop.models import LanguageModel
 
@@ -56,7 +56,7 @@ def main() -> None:
         inverse = torch.linspace(1 / high, 1 / low, 13, dtype=torch.float64)
         error = NODES.weights(inverse) @ at_nodes - partition(log_probs, inverse)
         print(row(f"{low:g} to {high:g}", error), flush=True)
-    ladder = Ladder(NODES)
+    ladder = PartitionLadder(NODES)
     error = ladder.fine @ partition(log_probs, ladder.inverse) - at_nodes
     print(row("the nodes themselves, from the ladder", error))
 

@@ -110,7 +110,7 @@ def test_a_pass_that_cannot_run_gives_way_to_the_model(works, monkeypatch):
             raise RuntimeError("Triton Error [CUDA]: device kernel image is invalid")
 
     monkeypatch.setattr(windows, "carried_states", lambda *_: iter(Broken()))
-    with pytest.warns(UserWarning, match="the deterministic pass goes on without kernels"):
+    with pytest.warns(UserWarning, match="the deterministic pass continues without kernels"):
         found = list(Windows(model, text, 3, object()))
     assert len(found) == len(wanted) == 5
     for ((tokens, state), targets), ((other, before), same) in zip(found, wanted):

@@ -67,7 +67,7 @@ def no_kernel(found):
         (no_kernel, 1, [1, 2]),  # the first, which is under way, is not lost
     ],
 )
-@pytest.mark.filterwarnings("ignore:.*goes on without kernels")
+@pytest.mark.filterwarnings("ignore:.*continues without kernels")
 def test_what_goes_wrong_in_a_batch_leaves_the_others(change, changed, plain, device):
     model = build(device, **MODELS["projection"])
     wanted, _ = evaluated(model, Float32Worker, ONE_BY_ONE, alphas=(1,))

@@ -47,7 +47,7 @@ def folder(tmp_path):
 
 
 def test_devices_without_kernels(monkeypatch):
-    assert kernels.why_not(CPU) == "cpu is no CUDA device" and not kernels.ready(CPU)
+    assert kernels.why_not(CPU) == "cpu is not a CUDA device" and not kernels.ready(CPU)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "Turing")
     assert kernels.why_not(CUDA) == "Turing is older than the Ampere generation"
@@ -118,7 +118,7 @@ def test_windows_of_more_elements_than_the_kernels_count(
 def test_a_run_on_a_device_without_kernels_says_so_first(folder):
     run = tiny_run.trainer(tiny_run.config(folder), CPU)
     reason = why_not_trained(run.config, run.task, run.model, CPU)
-    assert reason == "cpu is no CUDA device"
+    assert reason == "cpu is not a CUDA device"
 
 
 def test_a_run_that_ranks_share_has_no_kernels(folder, able):
@@ -234,7 +234,7 @@ def failing(error):
 
 @pytest.mark.parametrize("error", FAILURES, ids=repr)
 def test_what_says_that_a_kernel_cannot_run(error):
-    with pytest.warns(UserWarning, match=r"a test goes on without kernels.*\("):
+    with pytest.warns(UserWarning, match=r"a test continues without kernels.*\("):
         reason = kernels.reason_to_fall_back(error, "a test")
     assert reason.startswith(f"a kernel cannot run here ({type(error).__name__}: ")
 
@@ -243,6 +243,27 @@ def test_what_says_that_a_kernel_cannot_run(error):
 def test_other_errors_are_raised_again(error):
     with pytest.raises(type(error), match=re.escape(str(error))):
         kernels.reason_to_fall_back(error, "a test")
+
+
+def test_a_kernel_that_fails_is_tried_once_and_warned_of_once():
+    attempts, fallback = [], kernels.Fallback("a test")
+
+    def kernel():
+        attempts.append("kernel")
+        raise FAILURES[0]
+
+    with pytest.warns(UserWarning, match="a test continues without kernels") as caught:
+        found = [fallback.run(kernel, lambda: "plain") for _ in range(3)]
+    assert found == ["plain"] * 3 and attempts == ["kernel"] and len(caught) == 1
+    assert "OutOfResources" in fallback.reason
+
+
+def test_a_kernel_that_works_is_used_and_its_own_errors_are_raised():
+    fallback = kernels.Fallback("a test")
+    with pytest.raises(torch.OutOfMemoryError):
+        fallback.run(failing(OTHERS[1]), lambda: "plain")
+    assert fallback.run(lambda: "kernel", failing(OTHERS[2])) == "kernel"
+    assert fallback.reason is None
 
 
 def half_a_step(self, number):
@@ -266,10 +287,10 @@ def test_a_run_whose_kernels_cannot_run_is_the_plain_run(folder, tmp_path, where
     config = tiny_run.config(folder)
     wanted = train.run(config, tmp_path / "plain", device="cpu", progress=False).best
     monkeypatch.setattr(kernels, "why_not", lambda device: None)
-    monkeypatch.setattr(kernels, "_failed", {"partitions"})
+    monkeypatch.setattr(kernels._partitions, "reason", "not under test")
     monkeypatch.setattr(FusedText, "validation_batches", plain_validation)
     monkeypatch.setattr(FusedText, where, how)
-    with pytest.warns(UserWarning, match="training goes on without kernels"):
+    with pytest.warns(UserWarning, match="training continues without kernels"):
         found = train.run(config, tmp_path / "run", device="cpu", progress=False).best
     assert found == wanted
 
@@ -279,7 +300,7 @@ def plain_validation(self):
 
 
 def test_a_run_out_of_memory_says_so(folder, tmp_path, able, monkeypatch):
-    monkeypatch.setattr(kernels, "_failed", {"partitions"})
+    monkeypatch.setattr(kernels._partitions, "reason", "not under test")
     monkeypatch.setattr(FusedText, "step", failing(OTHERS[1]))
     monkeypatch.setattr(FusedText, "validation_batches", plain_validation)
     with pytest.raises(torch.OutOfMemoryError):
@@ -296,9 +317,9 @@ def test_an_evaluation_whose_kernels_cannot_run_is_the_plain_one(monkeypatch):
     monkeypatch.setattr(kernels, "why_not", lambda device: None)
     monkeypatch.setattr(DeterministicPass, "run", failing(FAILURES[0]))
     monkeypatch.setattr(FusedLanguageWorker, "_windows", failing(FAILURES[1]))
-    monkeypatch.setattr("afterdrop.kernels.partition.partitions", failing(FAILURES[2]))
-    monkeypatch.setattr(kernels, "_failed", set())
-    with pytest.warns(UserWarning, match="goes on without kernels") as told:
+    monkeypatch.setattr("afterdrop.kernels.log_partitions.log_partitions", failing(FAILURES[2]))
+    monkeypatch.setattr(kernels._partitions, "reason", None)
+    with pytest.warns(UserWarning, match="continues without kernels") as told:
         found = evaluate_text(model, text, 0, settings, stream, lines=False)
     assert len(told) == 3  # each once, although there are four batches
     for name, tensor in wanted.tensors.items():
@@ -311,8 +332,8 @@ def test_a_model_of_your_own_is_evaluated_without_kernels_that_cannot_run(monkey
     data = [(torch.randn(6, 4), torch.randint(3, (6,))) for _ in range(3)]
     wanted = ad.evaluate(net, data, grid=ad.Grid((0, 1), (0, 1)), num_samples=4)
     monkeypatch.setattr(kernels, "why_not", lambda device: None)
-    monkeypatch.setattr(kernels, "_failed", {"partitions"})
-    monkeypatch.setattr("afterdrop.kernels.mask_ops.keep_mask", failing(FAILURES[3]))
+    monkeypatch.setattr(kernels._partitions, "reason", "not under test")
+    monkeypatch.setattr("afterdrop.kernels.mask_ops.fused_keep_mask", failing(FAILURES[3]))
     with pytest.warns(UserWarning, match="C compiler") as told:
         found = ad.evaluate(net, data, grid=ad.Grid((0, 1), (0, 1)), num_samples=4)
     assert len(told) == 1

@@ -9,11 +9,11 @@ import kernel_device
 import pytest
 import torch
 
-from afterdrop.family.partition_ladder import Ladder
+from afterdrop.family.partition_ladder import PartitionLadder
 from afterdrop.family.temperature import Nodes
 from afterdrop.kernels import family_logits
 from afterdrop.kernels.family_logits import FamilyLogits
-from afterdrop.kernels.family_sums import LOWEST, FamilySums
+from afterdrop.kernels.family_sums import LOWEST_MEAN_LOG_P, FamilySums
 
 pytestmark = kernel_device.quiet
 device = kernel_device.device
@@ -107,12 +107,12 @@ def test_logits_far_from_zero_are_right_or_told(shift, device):
     log_p = exact.log_softmax(-1)
     entropies = -(log_p.exp() * log_p).sum(-1)[held]
     torch.testing.assert_close(found["entropies"].flatten().double().cpu()[held], entropies, **near)
-    sums = FamilySums((0.0, 1.0), Ladder(Nodes(0.125, 8.0)), 70, 2, 2, device)
+    sums = FamilySums((0.0, 1.0), PartitionLadder(Nodes(0.125, 8.0)), 70, 2, 2, device)
     results = sums.results(2)
     sums.lse.copy_(lse)
     sums.add_powers(out.unflatten(0, (2, 1, 2)).permute(2, 1, 0, 3), range(2), 0, 2)
     sums.finish(2, results)
-    assert torch.equal((results["lowest"] >= LOWEST).cpu(), held.view(2, 2).t())
+    assert torch.equal((results["lowest"] >= LOWEST_MEAN_LOG_P).cpu(), held.view(2, 2).t())
 
 
 @pytest.mark.usefixtures("no_denormals")

@@ -12,18 +12,18 @@ import pytest
 import torch
 
 from afterdrop.evaluation.accumulators import MeanTemper, at_targets, cross_entropies
-from afterdrop.family.partition_ladder import EVERY, Ladder
+from afterdrop.family.partition_ladder import HALVES_EVERY, PartitionLadder
 from afterdrop.family.power_mean import log_power_mean
 from afterdrop.family.temperature import Nodes
-from afterdrop.kernels.family_sums import ALPHAS, LOWEST, OF_SAMPLES, FamilySums
+from afterdrop.kernels.family_sums import ALPHAS, LOWEST_MEAN_LOG_P, OF_SAMPLES, FamilySums
 
 pytestmark = kernel_device.quiet
 device = kernel_device.device
 NODES = Nodes(0.125, 8.0)
 ONE = torch.ones(1, dtype=torch.float64)
-LADDER = Ladder(NODES)
+LADDER = PartitionLadder(NODES)
 FINE = torch.cat([LADDER.inverse, ONE, 2 * ONE])
-ROUGH = torch.cat([LADDER.inverse[::EVERY], ONE])
+ROUGH = torch.cat([LADDER.inverse[::HALVES_EVERY], ONE])
 
 
 def add(sums, rows, targets, found, place=0, count=None):
@@ -60,7 +60,7 @@ def both(alphas, N, K, V, device, dtype=torch.float32, scale=3, ladder=LADDER):
 def test_every_result_is_that_of_the_plain_accumulator(alphas, N, K, V, scale, device):
     """With a scale of 17 there are probabilities that float32 could not hold by themselves."""
     found, plain, lp, targets = both(alphas, N, K, V, device, scale=scale)
-    assert found["lowest"].min() > LOWEST and (scale == 3 or V == 2 or lp.min() < -90)
+    assert found["lowest"].min() > LOWEST_MEAN_LOG_P and (scale == 3 or V == 2 or lp.min() < -90)
     wanted = {name: tensor[0].double() for name, tensor in plain.items()}
     near, nearly = {"rtol": 1e-5, "atol": 1e-5}, {"rtol": 1e-4, "atol": 1e-4}
     assert_close = torch.testing.assert_close
@@ -89,7 +89,7 @@ def test_every_result_is_that_of_the_plain_accumulator(alphas, N, K, V, scale, d
 
 def test_lower_temperatures_are_summed_without_a_lift_in_the_exponent(device):
     """Peaks and partitions, in which a factor would be seen."""
-    ladder = Ladder(Nodes(1 / 64, 1.0))
+    ladder = PartitionLadder(Nodes(1 / 64, 1.0))
     found, plain, _, _ = both(ALPHAS, 3, 6, 70, device, ladder=ladder)
     assert FamilySums(ALPHAS, ladder, 70, 3, 6, device).fine
     assert not FamilySums(ALPHAS, LADDER, 70, 3, 6, device).fine
@@ -109,7 +109,7 @@ def test_halves_that_are_sure_of_different_classes_hold_at_low_temperatures(devi
     logits[::2, 3] += 9
     logits[1::2, 5] += 9
     nodes, alphas = Nodes(1 / 64, 1.0), (0.25, 0.5, 1.0)
-    ladder = Ladder(nodes)
+    ladder = PartitionLadder(nodes)
     sums = FamilySums(alphas, ladder, 70, 2, 2, device)
     found = sums.results(2)
     add(sums, logits.to(device), torch.tensor([3, 4]).to(device), found)
@@ -244,7 +244,7 @@ def test_a_probability_that_plain_sums_cannot_hold_is_told(value, device):
     found = sums.results(2)
     add(sums, logits, torch.tensor([0, 1], device=device), found)
     sums.finish(2, found)
-    assert (found["lowest"] < LOWEST).all()
+    assert (found["lowest"] < LOWEST_MEAN_LOG_P).all()
     torch.testing.assert_close(found["chosen"], torch.full_like(found["chosen"], -4.2341065))
 
 
@@ -256,7 +256,7 @@ def test_what_sums_hold_ends_where_the_mean_of_log_p_does(value, held, device):
     found = sums.results(1)
     add(sums, logits, torch.tensor([0], device=device), found)
     sums.finish(1, found)
-    assert (found["lowest"] >= LOWEST).all() == held
+    assert (found["lowest"] >= LOWEST_MEAN_LOG_P).all() == held
 
 
 def test_sure_samples_may_be_many(device):
@@ -279,7 +279,7 @@ def test_a_sample_may_be_far_below_what_the_mean_may(device):
     found = sums.results(1)
     add(sums, logits.to(device), torch.tensor([0], device=device), found)
     sums.finish(1, found)
-    assert (found["lowest"] >= LOWEST).all()
+    assert (found["lowest"] >= LOWEST_MEAN_LOG_P).all()
     lp = logits[:, :70].double().log_softmax(-1).view(100, 1, 1, 70)
     for a, alpha in enumerate(ALPHAS):
         below = log_power_mean(lp, alpha)[0]

@@ -7,7 +7,9 @@ import torch
 from torch import nn
 
 import afterdrop as ad
-from afterdrop.kernels.family_sums import LOWEST
+from afterdrop.kernels import mask_ops
+from afterdrop.kernels.family_sums import LOWEST_MEAN_LOG_P
+from afterdrop.kernels.mask_ops import fused_keep_mask
 from afterdrop.masks.layout import Layout
 from afterdrop.masks.row_masks import keep_mask as plain_keep_mask
 from afterdrop.masks.rows import Rows
@@ -45,12 +47,10 @@ LAYOUTS = [
     ],
 )
 def test_masks_are_those_of_the_plain_form_to_the_bit(device, plan, samples, multipliers):
-    from afterdrop.kernels.mask_ops import keep_mask
-
     rows = Rows(plan, multipliers, samples, torch.tensor([3, 99], device=device))
     for shape, layout in LAYOUTS:
         like, key = torch.zeros(shape(len(rows)), device=device), site_key(1, "x", 0)
-        fast = keep_mask(rows, key, layout, like, 0.6)
+        fast = fused_keep_mask(rows, key, layout, like, 0.6)
         plain = plain_keep_mask(rows, key, layout, like, 0.6)
         assert torch.equal(fast.mask, plain.mask)
         assert (fast.dim, fast.sizes) == (plain.dim, plain.sizes)
@@ -75,8 +75,6 @@ def strided(shape, dtype, device, kind):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("multipliers", [(0.7,), (0.3, 1.0)])
 def test_dropout_is_that_of_the_plain_form_to_the_bit(device, dtype, kind, multipliers):
-    from afterdrop.kernels.mask_ops import keep_mask
-
     plan = Plan(40, seed=5)
     examples = torch.tensor([3, 99])
     rows, there = (
@@ -85,7 +83,7 @@ def test_dropout_is_that_of_the_plain_form_to_the_bit(device, dtype, kind, multi
     for shape, layout in LAYOUTS:
         x, key = strided(shape(len(rows)), dtype, device, kind), site_key(1, "x", 0)
         before = x.clone()
-        fast = keep_mask(rows, key, layout, x, 0.6).drop(x)
+        fast = fused_keep_mask(rows, key, layout, x, 0.6).drop(x)
         assert fast.shape == x.shape
         # That of a CPU: a GPU's own takes 1 / (1 - rate) in another way where it is one number.
         fast, plain = fast.cpu(), x.cpu()
@@ -100,12 +98,10 @@ def test_dropout_is_that_of_the_plain_form_to_the_bit(device, dtype, kind, multi
 
 
 def test_dropout_of_whole_features_is_that_of_the_plain_form(device):
-    from afterdrop.kernels.mask_ops import keep_mask
-
     rows = Rows(Plan(4), (1.0,), range(2), torch.tensor([3, 4], device=device))
     x = torch.randn(4, 3, 5, device=device)
     like = x.new_empty(()).expand(4, 3, 1)
-    fast = keep_mask(rows, 9, Layout(0), like, 0.5).drop(x)
+    fast = fused_keep_mask(rows, 9, Layout(0), like, 0.5).drop(x)
     assert torch.equal(fast, plain_keep_mask(rows, 9, Layout(0), like, 0.5).drop(x))
 
 
@@ -123,8 +119,6 @@ SCORES = [
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
 @pytest.mark.parametrize("multipliers", [(0.7,), (0.3, 1.0)])
 def test_attention_has_the_weights_and_masks_of_the_plain_form(device, dtype, causal, multipliers):
-    from afterdrop.kernels.mask_ops import keep_mask
-
     plan = Plan(40, seed=5)
     rows = Rows(plan, multipliers, range(20, 38), torch.tensor([3, 99], device=device))
     for shape, layout in SCORES:
@@ -134,7 +128,7 @@ def test_attention_has_the_weights_and_masks_of_the_plain_form(device, dtype, ca
         scores[-1, ..., -1, :] = float("-inf")  # but for one
         key = site_key(1, "x", 0)
         slow = plain_keep_mask(rows, key, layout, scores, 0.6).attention(scores.clone(), causal)
-        fast = keep_mask(rows, key, layout, scores, 0.6).attention(scores.clone(), causal)
+        fast = fused_keep_mask(rows, key, layout, scores, 0.6).attention(scores.clone(), causal)
         # A softmax in float32 (or wider) that is rounded once, where the plain form rounds twice.
         rtol = 1e-6 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
         torch.testing.assert_close(fast, slow, rtol=rtol, atol=1e-7, equal_nan=True)
@@ -144,33 +138,27 @@ def test_attention_has_the_weights_and_masks_of_the_plain_form(device, dtype, ca
 
 
 def test_attention_of_more_keys_than_fit_is_left_to_the_plain_form(device, monkeypatch):
-    from afterdrop.kernels import mask_ops as keep
-
     rows = Rows(Plan(4), (1.0,), range(2), torch.tensor([3, 4], device=device))
     scores = torch.randn(4, 3, 5, device=device)
     found = []
     for longest in (4096, 4):
-        monkeypatch.setattr(keep, "_LONGEST_LINE", longest)
-        mask = keep.keep_mask(rows, 9, Layout(0), scores, 0.5)
+        monkeypatch.setattr(mask_ops, "_LONGEST_LINE", longest)
+        mask = mask_ops.fused_keep_mask(rows, 9, Layout(0), scores, 0.5)
         found.append(mask.attention(scores.clone(), True))
     torch.testing.assert_close(*found)
 
 
 def test_the_result_lies_in_memory_as_the_input_does(device):
     """As torch's own dropout leaves it: whoever views the result next needs no copy."""
-    from afterdrop.kernels.mask_ops import keep_mask
-
     rows = Rows(Plan(4), (1.0,), range(2), torch.tensor([3, 4], device=device))
     x = torch.randn(7, 4, 6, device=device).transpose(0, 1)
-    assert keep_mask(rows, 9, Layout(0), x, 0.5).drop(x).stride() == x.stride()
+    assert fused_keep_mask(rows, 9, Layout(0), x, 0.5).drop(x).stride() == x.stride()
 
 
 def test_masks_without_rows_are_left_to_the_plain_form(device):
-    from afterdrop.kernels.mask_ops import keep_mask
-
     rows = Rows(Plan(4), (1.0,), range(1), torch.tensor([3], device=device))
     like = torch.zeros(7, device=device)
-    fast = keep_mask(rows, 9, Layout(None), like, 0.5)
+    fast = fused_keep_mask(rows, 9, Layout(None), like, 0.5)
     assert torch.equal(fast.mask, plain_keep_mask(rows, 9, Layout(None), like, 0.5).mask)
 
 
@@ -202,7 +190,7 @@ def test_kernels_give_every_result_of_the_plain_accumulator(monkeypatch, device)
 
 def test_probabilities_too_low_for_plain_sums_are_summed_in_log_space(monkeypatch, device):
     plain, fused = evaluations(monkeypatch, device, scale=600)
-    assert float(plain.tensors["mc_lowest"].min()) < LOWEST
+    assert float(plain.tensors["mc_lowest"].min()) < LOWEST_MEAN_LOG_P
     for name, tensor in plain.tensors.items():
         assert torch.equal(fused.tensors[name], tensor), name
 

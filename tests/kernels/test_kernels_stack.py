@@ -118,11 +118,11 @@ def check_padding(stack):
 CASES = [
     # inputs, H, L, B, time, capped, skip, state, inter
     (1, 1, 1, 1, 1, True, True, "none", "none"),
-    (5, 33, 1, 2, 2, True, True, "window", "none"),
-    (5, 33, 2, 2, 2, True, True, "step", "window"),
-    (40, 7, 2, 3, 3, False, True, "window", "step"),
+    (5, 33, 1, 2, 2, True, True, "sequence", "none"),
+    (5, 33, 2, 2, 2, True, True, "step", "sequence"),
+    (40, 7, 2, 3, 3, False, True, "sequence", "step"),
     (6, 9, 3, 5, 2, True, False, "none", "step"),
-    (9, 9, 3, 1, 4, True, True, "window", "step"),
+    (9, 9, 3, 1, 4, True, True, "sequence", "step"),
     (9, 31, 2, 17, 1, False, False, "step", "none"),
 ]
 
@@ -156,7 +156,7 @@ def test_programs_are_as_wide_as_leaves_each_a_processor():
 @given(
     sizes=st.tuples(*[st.integers(1, 6)] * 2, *[st.integers(1, 3)] * 3),
     form=st.tuples(st.booleans(), st.booleans()),
-    sharing=st.tuples(*[st.sampled_from(["none", "window", "step"])] * 2),
+    sharing=st.tuples(*[st.sampled_from(["none", "sequence", "step"])] * 2),
 )
 @settings(
     max_examples=6,

@@ -4,7 +4,7 @@ import kernel_device
 import pytest
 import torch
 
-from afterdrop.kernels.family_masks import drop, mask_levels
+from afterdrop.kernels.family_masks import drop_rows, mask_levels
 from afterdrop.kernels.uniform import cuts, draws, why_not_drawn, words
 from afterdrop.masks.uniforms import Plan, site_key, uniforms, unit_words
 
@@ -15,20 +15,22 @@ RATES = [0.0, 0.3, 0.65]
 
 
 def dropped(plan, places, hashes, device):
-    """Ones [M, W, K, H] through `drop`."""
+    """Ones [M, W, K, H] through `drop_rows`."""
     windows, units = len(places), len(hashes)
     rows = len(RATES) * windows * plan.num_samples
     found = torch.full((rows, units + 3), -1.0, device=device)
     site = places, hashes, cuts(torch.tensor(RATES), draws(plan, device).size).to(device)
     room = torch.zeros(windows * plan.num_samples, units, dtype=torch.uint8, device=device)
     mask = mask_levels(site, draws(plan, device), units, room), site[2]
-    drop(torch.ones(rows, units, device=device), found, mask, plan.num_samples, len(RATES), units)
+    drop_rows(
+        torch.ones(rows, units, device=device), found, mask, plan.num_samples, len(RATES), units
+    )
     assert (found[:, units:] == -1).all()
     return found[:, :units].view(len(RATES), windows, plan.num_samples, units)
 
 
 def expected(u):
-    """What `drop` makes of uniforms [K, W, H] at each rate."""
+    """What `drop_rows` makes of uniforms [K, W, H] at each rate."""
     kept = [(u >= torch.tensor(r)).float() / (1 - torch.tensor(r)) for r in RATES]
     return torch.stack(kept).transpose(1, 2)
 
@@ -82,7 +84,7 @@ def test_no_site_copies_and_tokens_gather(device):
     table = torch.randn(7, 5, device=device)
     tokens = torch.tensor([3, 6], device=device)
     found = torch.zeros(2 * 2 * 4, 5, device=device)
-    drop(table, found, None, 4, 2, 5, tokens)
+    drop_rows(table, found, None, 4, 2, 5, tokens)
     assert torch.equal(found.view(2, 2, 4, 5), table[tokens].view(1, 2, 1, 5).expand(2, 2, 4, 5))
 
 

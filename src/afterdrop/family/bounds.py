@@ -13,7 +13,7 @@ With l_k = p_k(y)^α, μ its mean and CV² = var(l)/μ² (population variance):
                     where r = l/μ − 1 and f(r) = (r − log1p(r))/r² decreases from r > −1
     normaliser gap  ≈ (1 − α)/2 · Σ_c var(p_c)/mean(p_c)
 
-All of it from log-probabilities, never from probabilities, so nothing underflows.
+Everything is computed from log-probabilities, never from probabilities, so nothing underflows.
 """
 
 import dataclasses
@@ -32,7 +32,8 @@ class Bounds:
         jensen_gap: log M(y) − D.
         normaliser_gap: −log Z.
         variance: Variance of p(y) over the masks.
-        mean_probability: Mean of p(y) over the masks: how far rescaling keeps the expectation.
+        mean_probability: Mean of p(y) over the masks; it shows how well rescaling preserves the
+            expectation.
         jensen_approximation: CV²/(2α).
         jensen_lower: Lower bound of the Jensen gap.
         jensen_upper: Upper bound of the Jensen gap.
@@ -58,7 +59,7 @@ class Bounds:
 
 
 def gap_factor(r: Tensor) -> Tensor:
-    """f(r) = (r − log1p(r))/r², by its series near 0, where the quotient cancels.
+    """f(r) = (r − log1p(r))/r², by its series near 0, where the numerator cancels.
 
     Example:
         >>> gap_factor(torch.tensor([0.0, 1.0], dtype=torch.float64))

@@ -39,7 +39,8 @@ def calibration_bins(
         confidence: [N] probability of the predicted class.
         correct: [N] whether the prediction was right.
         num_bins: Number of bins.
-        binning: "width" divides (0, 1] evenly, "mass" the sorted targets.
+        binning: "width" divides (0, 1] into equal intervals, "mass" the sorted targets into equal
+            counts.
     """
     bins = assign_bins(confidence, num_bins, binning)
     counts = torch.zeros(num_bins, dtype=torch.float64)
@@ -83,9 +84,9 @@ def calibration_residuals(
 
 
 def risk_coverage(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
-    """Coverage and risk when predictions below a confidence are refused, from few kept to all.
+    """Coverage and risk if predictions below a confidence are rejected, in order of coverage.
 
-    Equal confidences are kept or refused together, so the curve has one point a distinct
+    Equal confidences are kept or rejected together, so the curve has one point per distinct
     confidence and does not depend on the order of the targets.
 
     Args:
@@ -93,7 +94,7 @@ def risk_coverage(confidence: Tensor, correct: Tensor) -> tuple[Tensor, Tensor]:
         correct: [N] whether the prediction was right.
 
     Returns:
-        Coverage and risk, one entry a distinct confidence; the last is everything kept.
+        Coverage and risk, one entry per distinct confidence; the last one keeps every prediction.
 
     Example:
         >>> right = torch.tensor([True, False, True, True])

@@ -1,17 +1,17 @@
 """Estimates from K mask samples: bias correction and the two errors.
 
 Legend: N targets, K samples, x_i per-target value at K, h_i,1 and h_i,2 at K/2 from independent
-halves, g clusters of targets: examples, or passages of a text.
+halves, g clusters of targets: examples, or blocks of a text.
 
 The XE of a K-sample mean is biased upwards by about c/K, which more data does not remove:
 
     corrected   = 2 x − mean(h_1, h_2)                       the K = ∞ member
     at k        = corrected + (x − corrected) · K/k          what k samples deliver
-    mc_error    : x's error from the masks. Halves differ by d_i = h_i,1 − h_i,2, and x has half of
-                  d's standard deviation: sqrt(Σ_g (Σ_{i∈g} d_i)²)/(2N) for masks that are
-                  independent between examples, |mean d|/2 where examples share masks.
-    data_error  : the error from the choice of targets, by the spread between clusters, which also
-                  contains independent mask noise, which is taken out of it.
+    mc_error    the error of x from the masks. The halves differ by d_i = h_i,1 − h_i,2, and the
+                standard deviation of x is half of that of d: sqrt(Σ_g (Σ_{i∈g} d_i)²)/(2N) for
+                masks that are independent between examples, |mean d|/2 if examples share masks.
+    data_error  the error from the choice of targets: the spread between clusters, less the
+                independent mask noise that it also contains.
 """
 
 import dataclasses
@@ -30,9 +30,9 @@ class Estimate:
     Attributes:
         value: At `num_samples` samples.
         corrected: At infinitely many samples.
-        mc_error: Standard error from the masks (NaN if it cannot be told: one sample).
+        mc_error: Standard error from the masks; NaN with one sample, which does not show it.
         data_error: Standard error from the choice of examples.
-        num_samples: K; 0 if there are no masks.
+        num_samples: K; 0 without masks.
 
     Example:
         >>> e = Estimate(1.02, corrected=1.0, mc_error=0.003, data_error=0.004, num_samples=100)
@@ -50,11 +50,11 @@ class Estimate:
 
     @property
     def error(self) -> float:
-        """Both errors together."""
+        """The root of the sum of both squared errors."""
         return math.hypot(0.0 if math.isnan(self.mc_error) else self.mc_error, self.data_error)
 
     def at(self, k: float) -> float:
-        """What a predictor with `k` samples would deliver."""
+        """The value expected of a predictor with `k` samples."""
         if self.num_samples == 0 or k == self.num_samples or math.isinf(self.value):
             return self.value
         return self.corrected + (self.value - self.corrected) * self.num_samples / _positive(k)
@@ -68,11 +68,11 @@ class Estimate:
 
 @dataclasses.dataclass(frozen=True)
 class Values:
-    """Per-target values of one member, from which estimates and paired differences follow.
+    """Per-target values of one member, for estimates and paired differences.
 
     Attributes:
         whole: [N] at K samples, float64.
-        halves: [2, N] at K/2 samples from the independent halves, or None without halves.
+        halves: [2, N] at K/2 samples, from the independent halves; None if there are no halves.
         num_samples: K; 0 for the deterministic member.
     """
 
@@ -81,19 +81,20 @@ class Values:
     num_samples: float
 
     def at(self, k: float | None) -> Tensor:
-        """[N] values that `k` samples would deliver; None for K itself, inf for no bias."""
+        """[N] values expected of `k` samples; None stands for K itself, inf for no bias."""
         if self.halves is None or k is None or k == self.num_samples:
             return self.whole
         ratio, halves = self.num_samples / _positive(k), self.halves.mean(0)
         found = self.whole * (2 - ratio) + halves * (ratio - 1)
-        # What is infinite follows no such law: more samples have what all have, fewer what halves.
+        # The law does not hold for infinite values: more samples keep the value of all samples,
+        # fewer that of the halves.
         return torch.where(found.isfinite(), found, halves if ratio > 1 else self.whole)
 
     def moved(self, k: float | None) -> "Values":
-        """The same mask samples seen as forecasts for `k` samples: whole, halves and number."""
+        """The values extrapolated to `k` samples: whole, halves and number of samples."""
         if self.halves is None or k is None or k == self.num_samples:
             return self
-        spread = (self.halves - self.halves.mean(0)).nan_to_num(0.0, 0.0, 0.0)  # of infinite ones
+        spread = (self.halves - self.halves.mean(0)).nan_to_num(0.0, 0.0, 0.0)  # of infinite values
         number = self.num_samples if math.isinf(k) else k
         return Values(self.at(k), self.at(k / 2) + spread, number)
 
@@ -133,7 +134,7 @@ def mc_error(values: Values, clusters: Tensor, *, shared: bool) -> float:
 
 
 def clustered_error(values: Tensor, clusters: Tensor) -> float:
-    """Standard error of a mean over targets that are clustered."""
+    """Standard error of a mean over clustered targets."""
     sums = cluster_sums(values - values.mean(), clusters)
     groups = len(sums)
     if groups < 2:
@@ -146,7 +147,7 @@ def estimate(values: Values, clusters: Tensor, *, shared: bool) -> Estimate:
 
     Args:
         values: Per-target values.
-        clusters: [N] number of each target's example or passage.
+        clusters: [N] the number of each target's example or block of text.
         shared: Whether examples share masks.
 
     Example:

@@ -1,8 +1,8 @@
-"""e^(factor · x) the fast way, which everything that sums over classes does many times.
+"""e^(factor · x) by `exp2`, for the sums over classes, which take most of their time in it.
 
-On a CPU torch hands `exp` to MKL, which takes 0.83 ns an element on an AMD EPYC; `exp2` is torch's
-own and takes 0.29 (and 0.11 for the factor, which is needed anyway). The product rounds the
-exponent to 6e-8 of itself, as the log-probability already was.
+On an AMD EPYC, torch's `exp` calls MKL and takes 0.83 ns per element; `exp2` is torch's own and
+takes 0.29 ns. The change of base is part of the factor, which is needed anyway. It rounds the
+exponent by a relative 6e-8, as the log-probability already was.
 """
 
 import math
@@ -12,7 +12,7 @@ from torch import Tensor
 
 
 def exp_times(x: Tensor, factor: float | Tensor, out: Tensor | None = None) -> Tensor:
-    """e^(factor · x) as a new tensor, or in `out`, which may be x.
+    """e^(factor · x) as a new tensor, or in `out`, which may be `x` itself.
 
     Example:
         >>> exp_times(torch.tensor([0.0, -2.0, float("-inf")]), 0.5)

@@ -5,8 +5,8 @@ A member is a way to predict from one set of weights trained with dropout (Melis
     log M_α(c) = (1/α) log mean_k exp(α log p_k(c))     p_k: sample k, rates × `multiplier`
     log p(c)   = log M_α(c)/T − log Σ_c' M_α(c')^(1/T)  with temper="mean"
 
-Said once, for the whole package: rates are probabilities of dropping, the temperature divides
-(T > 1 smooths), cross entropy (`xe`) is in nats.
+Conventions of the whole package: rates are probabilities of dropping, the temperature divides
+log-probabilities (T > 1 smooths), cross entropy (`xe`) is in nats.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from afterdrop.files import read_json, write_json
 Temper = Literal["mean", "sample"]
 TEMPERS: tuple[Temper, ...] = ("mean", "sample")
 
-GEOMETRIC = 1e-12  # below it a power differs from the geometric mean by less than rounding does
+GEOMETRIC = 1e-12  # smaller powers differ from the geometric mean by less than rounding
 
 _KIND, _VERSION = "afterdrop-member", 1
 
@@ -36,8 +36,8 @@ def _number(name: str, value: Any) -> float:
 def check_alpha(value: Any, *, bounded: bool = True) -> float:
     """Returns a valid power of the mean, or raises `MemberError`.
 
-    Outside [0, 1] the dropout objective is no lower bound: α < 0 reverses the Jensen gap and α > 1
-    makes the normaliser exceed 1. `bounded=False` admits any finite power.
+    Outside [0, 1] the dropout objective is not a lower bound: α < 0 reverses the Jensen gap, and
+    α > 1 makes the normaliser exceed 1. `bounded=False` admits any finite power.
     """
     alpha = _number("alpha", value)
     if bounded and not 0 <= alpha <= 1:
@@ -73,7 +73,7 @@ def check_temperature(value: Any) -> float:
 
 
 def check_temper(value: Any) -> Temper:
-    """Returns a valid place for the temperature to act, or raises `MemberError`."""
+    """Returns where the temperature acts, or raises `MemberError`."""
     if value not in TEMPERS:
         raise MemberError(
             f"temper={value!r} must be 'mean' (the temperature acts on the averaged distribution) "
@@ -127,7 +127,7 @@ class Member:
 
     @property
     def deterministic(self) -> bool:
-        """Whether one pass without dropout is all it takes."""
+        """Whether one pass without dropout computes this member."""
         return self.multiplier == 0
 
     def at_temperature(self, temperature: float) -> "Member":
@@ -139,7 +139,7 @@ class Member:
 
         Args:
             path: The file.
-            notes: Plain values to keep beside it, such as the protocol it was chosen under.
+            notes: JSON values to keep beside it, such as the protocol it was chosen under.
         """
         write_json(path, _KIND, _VERSION, {**dataclasses.asdict(self), "notes": notes or {}})
 
@@ -148,8 +148,8 @@ class Member:
         """Reads a member that `save` wrote.
 
         Raises:
-            FileError: If the file is missing, truncated, foreign or of another version.
-            MemberError: If its values are out of domain.
+            FileError: If the file is missing, truncated, of another kind or of another version.
+            MemberError: If a value lies outside its domain.
         """
         record = read_json(path, _KIND, _VERSION)
         names = {field.name for field in dataclasses.fields(cls)}
@@ -196,7 +196,7 @@ class Grid:
         alphas: Powers of the mean in [0, 1].
         multipliers: Factors on the dropout rates in [0, 1].
         temper: Where temperatures act. "mean" serves every temperature from one accumulator;
-            "sample" costs one accumulator per alpha and node of temperature.
+            "sample" needs one accumulator per alpha and temperature node.
 
     Example:
         >>> grid = Grid(alphas=(0, 1), multipliers=(0, 0.5, 1))
@@ -219,7 +219,7 @@ class Grid:
 
     @property
     def stochastic(self) -> tuple[float, ...]:
-        """The multipliers above 0: those that need mask samples."""
+        """The multipliers above 0, which need mask samples."""
         return tuple(m for m in self.multipliers if m > 0)
 
     def __iter__(self) -> Iterator[Member]:

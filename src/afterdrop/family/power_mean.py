@@ -1,4 +1,4 @@
-"""Power means of probabilities, in log space: at once, and streaming over samples.
+"""Power means of probabilities in log space: of all samples at once, and streaming over samples.
 
 Legend: K samples, N targets, V classes; `lp` log p_k(c). Everything is float32 or better.
 
@@ -7,9 +7,10 @@ Two forms of log M_α = (1/α) log mean_k exp(α lp_k), with m the maximum over 
     power sums   m + (log Σ_k exp(α (lp_k − m)) − log K) / α
     shifted      m + log1p(mean_k expm1(α (lp_k − m))) / α       exact as α → 0
 
-The plain form loses log-sum bits divided by α (0.5 nats at α = 1e-6 in float32); the shifted form
-does not, but cancels when the mean of exp(..) is tiny, which needs α times the spread of lp to be
-large. `SMALL_ALPHA` separates them: below it such a spread would have to exceed 100 nats.
+The first form divides the rounding error of the logarithm by α (0.5 nats at α = 1e-6 in float32).
+The shifted form does not, but it cancels when the mean of exp(..) is tiny, that is when α times the
+spread of lp is large. `SMALL_ALPHA` separates them: below it that spread would have to exceed 100
+nats.
 """
 
 import itertools
@@ -23,16 +24,16 @@ from afterdrop.errors import DataError
 from afterdrop.family.exponential import exp_times
 from afterdrop.family.member import GEOMETRIC, check_alpha
 
-SMALL_ALPHA = 0.125
-_SLICE = 2**19  # elements that are added at a time
-PLAIN_FROM = -80.0  # smallest α · lp that plain sums hold: float32 ends at exp(−87)
-LOWEST = -1e30  # stands for a peak of −inf: −inf − LOWEST is −inf, where −inf − (−inf) were NaN
+SMALL_ALPHA = 0.125  # smaller powers use the shifted form
+_SLICE = 2**19  # elements added at a time: 2 MiB of float32 stay in the cache
+PLAIN_FROM = -80.0  # smallest α · lp that plain sums can hold: float32 ends at exp(−87)
+LOWEST = -1e30  # a finite peak in place of −inf: −inf − LOWEST is −inf, −inf − (−inf) is NaN
 
 
 def log_power_mean(
     log_probs: Tensor, alpha: float, dim: int = 0, *, bounded: bool = True
 ) -> Tensor:
-    """Log of the power mean of probabilities over `dim`, not renormalised.
+    """Log of the power mean of probabilities over `dim`, not normalised.
 
     Exact and continuous at alpha = 0, where it is the mean of the log-probabilities (the log of
     the geometric mean). Probabilities of zero (−inf) are allowed.
@@ -41,10 +42,10 @@ def log_power_mean(
         log_probs: Log-probabilities, any shape.
         alpha: Power of the mean in [0, 1].
         dim: The dimension of the samples.
-        bounded: Whether to refuse powers outside [0, 1], for which dropout training gives no bound.
+        bounded: Whether to reject powers outside [0, 1], for which dropout training gives no bound.
 
     Returns:
-        The log power mean, without `dim`; float64 for float64 input, else float32.
+        The log power mean, without `dim`; float64 for float64 input, otherwise float32.
 
     Example:
         >>> lp = torch.tensor([[0.5, 0.5], [0.1, 0.9]]).log()
@@ -65,7 +66,8 @@ def log_power_mean(
         return log_probs.mean(dim)
     if alpha == 1:
         return log_probs.logsumexp(dim) - math.log(log_probs.shape[dim])
-    # The largest term keeps every exponent at or below 0: the maximum, or the minimum if α < 0.
+    # Relative to the largest term every exponent is at most 0: the maximum, or the minimum if
+    # α < 0.
     peak = log_probs.amax(dim, keepdim=True) if alpha > 0 else log_probs.amin(dim, keepdim=True)
     peak = peak.clamp_min(LOWEST)
     exponent = (log_probs - peak).mul_(alpha)
@@ -79,16 +81,17 @@ def log_power_mean(
 class PowerSums:
     """Streaming log power means over samples, for several alphas at once.
 
-    Each alpha holds the sum of exp(α (lp − peak)), of expm1 below `SMALL_ALPHA`, of lp itself at 0.
-    On a CPU the peak is 0 as long as no α · lp is below `PLAIN_FROM`; from then on, and elsewhere,
-    it is the running maximum over samples, which takes twice as long. `add` takes chunks of
-    samples, `merge` another state: any split gives the value of `log_power_mean` over all samples
-    at once. Alphas that are multiples of the smallest one cost a multiplication instead of an
-    exponential.
+    Each alpha holds the sum of exp(α (lp − peak)), of expm1 below `SMALL_ALPHA`, and of lp itself
+    at 0. On a CPU the peak is 0 as long as no α · lp is below `PLAIN_FROM`; after that, and on
+    other devices, it is the running maximum over samples, which takes twice as long. `add` takes
+    chunks of samples and `merge` another state: however the samples are split, the result is that
+    of `log_power_mean` over all of them. Alphas that are multiples of the smallest one cost a
+    multiplication instead of an exponential.
 
     Args:
-        alphas: Powers of the mean, at least 0. (Second moments are the power 2 α of the mean.)
-        entropy: Whether to sum the samples' entropies over the last dimension (needs alpha 1).
+        alphas: Powers of the mean, at least 0. (The second moment at alpha is the power 2 α.)
+        entropy: Whether to sum the entropies of the samples over the last dimension; needs
+            alpha 1.
 
     Example:
         >>> lp = torch.randn(6, 4).log_softmax(-1)
@@ -113,7 +116,8 @@ class PowerSums:
             shape = lp_K.shape[1:]
             self.totals = {alpha: lp_K.new_zeros(shape) for alpha in self.alphas}
             self.entropy = lp_K.new_zeros(shape[:-1]) if self._wants_entropy else None
-            # expm1 needs a peak near its argument; asking a GPU for the lowest would wait for it.
+            # expm1 needs a peak near its argument, and reading the lowest value of a GPU tensor
+            # would wait for the GPU.
             if lp_K.device.type != "cpu" or any(GEOMETRIC <= a < SMALL_ALPHA for a in self.alphas):
                 self._start_peaks()
         if lp_K.numel() <= _SLICE or lp_K.dim() < 3:
@@ -149,7 +153,7 @@ class PowerSums:
             self.entropy[at] -= information.mul_(peak.exp()).sum(-1)
 
     def _below(self, lp_K: Tensor, at: tuple[Any, ...]) -> Tensor:
-        """How far samples are below the peak of their slice, which they may move."""
+        """Samples relative to the peak of their slice, which is raised to their maximum."""
         if self.peak is None and self._plain_holds(lp_K):
             return lp_K
         peak = torch.maximum(lp_K.amax(0), self._start_peaks()[at])
@@ -160,7 +164,7 @@ class PowerSums:
         return not lp_K.numel() or float(lp_K.amin()) * self.alphas[-1] >= PLAIN_FROM
 
     def merge(self, other: "PowerSums") -> None:
-        """Adds all samples of another state of the same alphas; the other one is used up."""
+        """Adds all samples of another state of the same alphas, which must not be used after."""
         if not other.totals:
             return
         if not self.totals:
@@ -180,7 +184,7 @@ class PowerSums:
     def log_mean(self, alpha: float) -> Tensor:
         """The log power mean of everything added so far."""
         if not self.totals:
-            raise DataError("no samples were added; a mean over none does not exist")
+            raise DataError("no samples were added; call add before log_mean")
         mean = self.totals[alpha] / self.count
         if alpha < GEOMETRIC:
             return mean
@@ -188,7 +192,7 @@ class PowerSums:
         return shifted if self.peak is None else shifted.add_(self.peak)
 
     def _start_peaks(self) -> Tensor:
-        """From plain sums to sums relative to a peak: that of the largest power's sum."""
+        """Makes plain sums relative to a peak, which comes from the sum of the largest power."""
         if self.peak is None:
             top = self.alphas[-1]
             self.peak = torch.full_like(self.totals[top], LOWEST)
@@ -219,7 +223,7 @@ class PowerSums:
 
 
 def _power(below: Tensor, alpha: float, known: dict[float, Tensor]) -> Tensor:
-    """exp(α · below), as a product of two known powers where there is one."""
+    """exp(α · below), as the product of two known powers if they exist."""
     for other, term in known.items():
         if alpha - other in known:
             return term * known[alpha - other]

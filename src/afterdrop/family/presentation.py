@@ -1,4 +1,4 @@
-"""Cross entropies as people read them: perplexity of words, bits of characters, else nats."""
+"""Cross entropies in the unit of the field: perplexity per word, bits per character, else nats."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from afterdrop.family.estimates import Estimate
 
 @dataclass(frozen=True)
 class Presentation:
-    """How to show a cross entropy.
+    """A unit for cross entropies.
 
     Attributes:
         name: The unit.
-        show: From nats.
-        slope: Its derivative at a cross entropy, for errors.
-        digits: Decimals.
+        show: Converts nats to the unit.
+        slope: The derivative of `show`, for errors.
+        digits: Number of decimals to print.
     """
 
     name: str
@@ -26,16 +26,16 @@ class Presentation:
     digits: int
 
     def value(self, found: Estimate | None) -> float | None:
-        """An estimate in this unit."""
+        """The value of an estimate in this unit."""
         return None if found is None else self.show(found.value)
 
     def error(self, found: Estimate | None) -> float | None:
-        """Its error in this unit, to first order."""
+        """The error of an estimate in this unit, to first order."""
         return None if found is None else found.error * self.slope(found.value)
 
 
 def presentation(unit: str) -> Presentation:
-    """How targets of a kind are shown.
+    """The unit for targets of a kind: "word", "char", "byte" or anything else.
 
     Example:
         >>> words = presentation("word")

@@ -1,14 +1,14 @@
-"""Temperatures after the fact: the log-partition at nodes, its interpolation, and the exact fit.
+"""Temperatures after the passes: log-partitions at nodes, their interpolation, and exact fits.
 
-Legend: b = 1/T; N targets, J nodes, R resamples. log M is the log power mean of one target.
+Legend: b = 1/T; N targets, V classes, J nodes. log M is the log power mean of one target.
 
     L(b)  = log Σ_c M(c)^b               XE(b) = L(b) − b log M(y), convex in b
     ECE needs exp(b max − L(b)), Brier exp(L(2b) − 2 L(b)), entropy L − b L′
 
-Stored are G(b) = L(b) − b max_c log M(c) at Chebyshev–Lobatto nodes in s = log b: G falls from
-log V to 0, so float32 keeps it to 1e-6 whatever the scale of the logits. The polynomial through
-the nodes is evaluated by the barycentric formula (Berrut and Trefethen, 2004), which is stable.
-Every fourth node of the 41 is again a Lobatto set (of 11): enough for the differences between the
+G(b) = L(b) − b max_c log M(c) is stored at Chebyshev–Lobatto nodes in s = log b. G falls from log V
+to 0, so float32 holds it within 1e-6 whatever the scale of the logits. The polynomial through the
+nodes is evaluated by the barycentric formula (Berrut and Trefethen, 2004), which is stable. Every
+fourth of the 41 nodes is again a Lobatto set (of 11). It suffices for the differences between the
 halves of the samples and the whole, which are small and smooth.
 """
 
@@ -20,26 +20,28 @@ import torch
 from torch import Tensor
 
 from afterdrop.errors import MemberError
-from afterdrop.family.bins import Bins
+from afterdrop.family.binned_sums import BinnedSums
 from afterdrop.family.exponential import exp_times
 
-NODES = 41
-COARSE = 4  # every COARSE-th node also serves the differences of the halves
-SPAN = 8.0  # the bracket of temperatures reaches from center/SPAN to center*SPAN
-WIDEST = 1000.0  # high/low up to which the nodes are near enough: XE within 5e-5
-_ROUNDING = 1e-7  # of a mean XE from float32 nodes
+NODES = 41  # XE within 5e-5 up to WIDEST
+COARSE = 4  # every fourth node also holds the differences of the halves
+SPAN = 8.0  # the bracket of temperatures extends from center/SPAN to center*SPAN
+WIDEST = 1000.0  # largest high/low for which the nodes give XE within 5e-5
+BINS_FROM = 1024  # number of classes from which bins are cheaper than one pass per node
+_SLICE = 2**18  # elements per slice: 1 MiB of float32 stays in the cache
+_ROUNDING = 1e-7  # rounding error of a mean XE from float32 nodes
 
 
 @dataclasses.dataclass(frozen=True)
 class Nodes:
-    """Where log-partitions are kept: temperatures from `low` to `high`.
+    """The inverse temperatures at which log-partitions are stored, from `low` to `high`.
 
     Args:
         low: Lowest temperature.
         high: Highest temperature.
         count: Number of nodes.
-        reach: The inverse temperature reaches reach/low: 2 because the Brier score at b needs
-            L(2b), 1 where it is kept by itself.
+        reach: The highest inverse temperature is reach/low: 2 because the Brier score at b needs
+            L(2b), 1 where that is stored separately.
 
     Example:
         >>> nodes = Nodes(0.25, 4.0)
@@ -59,8 +61,8 @@ class Nodes:
             )
         if self.high > WIDEST * self.low:
             raise MemberError(
-                f"temperatures=({self.low:g}, {self.high:g}) are too far apart to be exact in "
-                f"between; give a high of at most {WIDEST:g} times the low"
+                f"temperatures=({self.low:g}, {self.high:g}) are too far apart to "
+                f"interpolate between; give a high of at most {WIDEST:g} times the low"
             )
 
     def inverse(self, step: int = 1) -> Tensor:
@@ -68,7 +70,7 @@ class Nodes:
         return self._positions(step).mul(self._half()).add(self._middle()).exp()
 
     def weights(self, inverse: Tensor, step: int = 1) -> Tensor:
-        """Interpolation weights [..., J]: value at `inverse` = weights · values at the nodes."""
+        """Weights [..., J] that interpolate values at the nodes at inverse temperatures [...]."""
         x = (inverse.double().log() - self._middle()) / self._half()
         nodes = self._positions(step)
         sign = 1.0 - 2.0 * (torch.arange(len(nodes)) % 2)
@@ -94,10 +96,11 @@ class Nodes:
 def partitions(log_means: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
     """G(b) = log Σ_c exp(b (log M(c) − max)) and the maximum.
 
-    Large vocabularies are put into bins (`Bins`), but for b = 1 and 2, which are exact.
+    From `BINS_FROM` classes on, classes are summed in bins (`BinnedSums`), except at b = 1 and 2,
+    which stay exact. `kernels.partitions` is the same function with a kernel for GPUs.
 
     Args:
-        log_means: [..., V], classes of probability zero (−inf) allowed.
+        log_means: [..., V], where −inf marks classes of probability zero.
         inverse: [J] inverse temperatures.
 
     Returns:
@@ -116,7 +119,7 @@ def partitions(log_means: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
     rest = tuple(inverse[~exact].tolist())
     bins = _bins(rest, rows.dtype, rows.device) if rest else None
     G = torch.empty(len(inverse), len(rows), dtype=rows.dtype, device=rows.device)
-    step = max(1, _SLICE // rows.shape[-1])  # slices stay in the cache, and temporaries small
+    step = max(1, _SLICE // rows.shape[-1])
     for start in range(0, len(rows), step):
         part = slice(start, start + step)
         below = rows[part] - peak[part].unsqueeze(-1)
@@ -126,17 +129,15 @@ def partitions(log_means: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
     return G.log_().unflatten(1, log_means.shape[:-1]), peak.view(log_means.shape[:-1])
 
 
-_SLICE = 2**18
-BINS_FROM = 1024  # classes from which bins are cheaper than a pass per node
-
-
-@functools.lru_cache(maxsize=8)  # an evaluation has two or three sets of nodes, used many times
-def _bins(inverse: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> Bins:
-    return Bins(torch.tensor(inverse, dtype=torch.float64), torch.empty(0, dtype=dtype).to(device))
+@functools.lru_cache(maxsize=8)  # an evaluation uses two or three sets of nodes many times
+def _bins(inverse: tuple[float, ...], dtype: torch.dtype, device: torch.device) -> BinnedSums:
+    return BinnedSums(
+        torch.tensor(inverse, dtype=torch.float64), torch.empty(0, dtype=dtype).to(device)
+    )
 
 
 def _exact_sums(below: Tensor, inverse: list[float]) -> Tensor:
-    """Σ_c exp(b δ_c) [J, N] of δ [N, V]."""
+    """Σ_c exp(b δ_c) [J, N] for δ [N, V]."""
     if below.numel() * len(inverse) <= _SLICE:  # few classes: all nodes in one operation
         nodes = torch.tensor(inverse, dtype=below.dtype, device=below.device).view(-1, 1, 1)
         return exp_times(below, nodes).sum(-1)
@@ -145,12 +146,12 @@ def _exact_sums(below: Tensor, inverse: list[float]) -> Tensor:
 
 
 def bracket(log_probs: Tensor, targets: Tensor) -> Nodes:
-    """Nodes around the temperature that suits a first batch of deterministic predictions.
+    """Nodes around the best temperature of a first batch of deterministic predictions.
 
     The center is the power of 4 with the lowest penalised XE, so ordinary networks get 1/8 to 8
-    and logits multiplied by 100 get 8 to 512. A batch without a mistake has its optimum at 0, which
-    says nothing; there the scale of the margins decides. The penalty of 2 j² nats (center 4^j)
-    keeps small batches at 1. Powers of 4 make parts of one data set agree.
+    and logits multiplied by 100 get 8 to 512. A batch without a mistake has its optimum at 0,
+    which is uninformative; the scale of the margins decides there. The penalty of 2 j² nats (center
+    4^j) keeps small batches at 1. Powers of 4 make parts of one data set agree.
 
     Args:
         log_probs: [N, V] log-probabilities.
@@ -165,7 +166,7 @@ def bracket(log_probs: Tensor, targets: Tensor) -> Nodes:
     at_target = log_probs.gather(-1, targets.unsqueeze(-1)).squeeze(-1).double()
     G, peak = partitions(log_probs, torch.tensor([4.0**-j for j in exponents]))
     below = peak.double() - at_target
-    possible = below.isfinite()  # what is impossible is so at every temperature
+    possible = below.isfinite()  # an impossible target is impossible at every temperature
     G, below = G[:, possible].double(), below[possible]
     if not bool((below > 0).any()):
         return _around(_margin_scale(log_probs))
@@ -178,9 +179,9 @@ def _around(center: float) -> Nodes:
 
 
 def _margin_scale(log_probs: Tensor) -> float:
-    """1 if the best class mostly leads by 1 to 16 nats, else the power of 4 that makes it so.
+    """1 if the median lead of the best class is 1 to 16 nats, else the power of 4 that makes it so.
 
-    A few examples may lead by nearly anything.
+    Fewer than 16 examples are left at 1 for leads of 1/64 to 1024 nats, since they say little.
     """
     if not log_probs.numel():
         return 1.0
@@ -193,26 +194,26 @@ def _margin_scale(log_probs: Tensor) -> float:
 
 
 def fit_temperature(values: Tensor, targets: Tensor, nodes: Nodes) -> tuple[Tensor, Tensor]:
-    """The temperature that minimises mean XE, exactly: a root of a monotone derivative.
+    """The temperature that minimises mean XE, as the root of a monotone derivative.
 
     XE(b) = mean G(b) − b·mean(log M(y) − max) is convex in b, so its derivative changes sign once
-    and bisection in s = log b cannot miss it. Resamples (bootstrap, folds) are fitted together.
+    and bisection in s = log b finds the root. Resamples (bootstrap, folds) are fitted together.
 
     Args:
-        values: [R, J] mean of G at the nodes.
-        targets: [R] mean of log M(y) − max, at most 0.
+        values: [resamples, J] mean of G at the nodes.
+        targets: [resamples] mean of log M(y) − max, at most 0.
         nodes: The nodes.
 
     Returns:
-        Temperatures [R], and whether each lies at the edge of the bracket (the optimum is beyond,
-        or XE there is the same but for rounding).
+        Temperatures [resamples], and whether each lies at the edge of the bracket: the optimum is
+        beyond it, or XE at the edge equals it up to rounding.
     """
     low = torch.full_like(targets, math.log(1 / nodes.high), dtype=torch.float64)
     high = torch.full_like(low, math.log(1 / nodes.low))
     ends = low.clone(), high.clone()
 
     def slope(s: Tensor) -> Tensor:
-        step = 1e-4  # central difference: its error 1e-9 stays under that of float32 nodes
+        step = 1e-4  # central difference: its error of 1e-9 is below that of float32 nodes
         ahead = (nodes.weights((s + step).exp()) * values).sum(-1)
         behind = (nodes.weights((s - step).exp()) * values).sum(-1)
         return (ahead - behind) / (2 * step) - s.exp() * targets
@@ -220,7 +221,7 @@ def fit_temperature(values: Tensor, targets: Tensor, nodes: Nodes) -> tuple[Tens
     def xe(s: Tensor) -> Tensor:
         return (nodes.weights(s.exp()) * values).sum(-1) - s.exp() * targets
 
-    for _ in range(40):  # of a bracket of at most 10 in s: to 1e-11
+    for _ in range(40):  # narrows a bracket of at most 10 in s to 1e-11
         middle = (low + high) / 2
         up = slope(middle) > 0
         low, high = torch.where(up, low, middle), torch.where(up, middle, high)
@@ -231,21 +232,21 @@ def fit_temperature(values: Tensor, targets: Tensor, nodes: Nodes) -> tuple[Tens
 
 
 def fit_interpolated(values: Tensor, nodes: Nodes) -> tuple[Tensor, Tensor]:
-    """The temperature with the lowest XE where XE need not be convex: many starts, then refined.
+    """The temperature with the lowest XE where XE need not be convex, by many starts.
 
     Args:
-        values: [R, J] mean XE at the nodes.
+        values: [resamples, J] mean XE at the nodes.
         nodes: The nodes.
 
     Returns:
-        Temperatures [R], and whether each lies at the edge of the bracket.
+        Temperatures [resamples], and whether each lies at the edge of the bracket.
     """
     ends = math.log(1 / nodes.high), math.log(1 / nodes.low)
     starts = torch.linspace(*ends, 257, dtype=torch.float64)
     best = (values @ nodes.weights(starts.exp()).t()).argmin(-1)
     step = float(starts[1] - starts[0])
     s = starts[best]
-    for _ in range(40):  # shrinking three-point search around the best start
+    for _ in range(40):  # three-point search around the best start, with a shrinking step
         step *= 0.6
         trial = torch.stack([s - step, s, s + step], -1).clamp(*ends)
         at = (nodes.weights(trial.exp()) * values.unsqueeze(-2)).sum(-1)

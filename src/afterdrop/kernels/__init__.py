@@ -1,24 +1,28 @@
-"""The fast forms of what family, masks and models define, written in Triton for NVIDIA GPUs.
+"""Triton kernels for NVIDIA GPUs: fast forms of what `family`, `masks` and `models` define.
 
-The plain form is the reference and what runs everywhere else. Nothing here is imported before
-`ready` has said that it can run. Tests call the kernels themselves, on a CPU in Triton's
-interpreter.
+The plain PyTorch form is the reference, and it runs on every other device. Import the modules of
+this package only where `ready` is true: they need Triton. The tests run the kernels on a CPU, in
+Triton's interpreter.
 """
 
 from __future__ import annotations
 
 import subprocess
 import warnings
+from collections.abc import Callable
 from functools import lru_cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from afterdrop.family import temperature
 
-# What a RuntimeError says that Triton, its compilers or its driver raise.
+__all__ = ["Fallback", "partitions", "ready", "reason_to_fall_back", "why_not"]
+
+Result = TypeVar("Result")
+# Parts of the messages of a RuntimeError raised by Triton, its compilers or the CUDA driver.
 _SIGNS = ("triton error", "c compiler", "ptxas", "passmanager")
-_failed: set[str] = set()  # kernels of this file that could not run
 
 
 @lru_cache(maxsize=1)
@@ -31,14 +35,14 @@ def _installed() -> bool:
 
 
 def why_not(device: torch.device) -> str | None:
-    """Why kernels cannot run on a device; None if they can.
+    """The reason why kernels cannot run on a device, or None if they can.
 
     Example:
         >>> why_not(torch.device("meta"))
-        'meta is no CUDA device'
+        'meta is not a CUDA device'
     """
     if device.type != "cuda":
-        return f"{device.type} is no CUDA device"
+        return f"{device.type} is not a CUDA device"
     if not _installed():
         return "Triton is not installed"
     if torch.cuda.get_device_capability(device) < (8, 0):
@@ -47,7 +51,7 @@ def why_not(device: torch.device) -> str | None:
 
 
 def ready(device: torch.device) -> bool:
-    """Whether kernels run on a device.
+    """Whether kernels can run on a device.
 
     Example:
         >>> ready(torch.device("meta"))
@@ -57,18 +61,19 @@ def ready(device: torch.device) -> bool:
 
 
 def reason_to_fall_back(error: Exception, what: str) -> str:
-    """Why a kernel could not be compiled or launched, which is warned of; raises all else again.
+    """Warns that a kernel cannot be compiled or launched and returns the reason.
 
-    Lack of memory is nothing that the plain form would have more of.
+    Any other error is raised again, and so is a lack of memory, because the plain form needs no
+    less of it.
 
     Args:
-        error: What the first use of a kernel raised.
-        what: What goes on in the plain form.
+        error: What a kernel raised.
+        what: The computation that continues in the plain form, for the warning.
 
     Example:
-        >>> reason_to_fall_back(ValueError("not a kernel's"), "evaluation")
+        >>> reason_to_fall_back(ValueError("not raised by a kernel"), "evaluation")
         Traceback (most recent call last):
-        ValueError: not a kernel's
+        ValueError: not raised by a kernel
     """
     text = (str(error).strip() or type(error).__name__).splitlines()[-1]
     own = any(kind.__module__.partition(".")[0] == "triton" for kind in type(error).__mro__)
@@ -77,26 +82,68 @@ def reason_to_fall_back(error: Exception, what: str) -> str:
     if not own or "out of memory" in str(error).lower():
         raise error
     reason = f"a kernel cannot run here ({type(error).__name__}: {text})"
-    warnings.warn(f"{what} goes on without kernels, which is slower: {reason}", stacklevel=3)
+    warnings.warn(f"{what} continues without kernels, which is slower: {reason}", stacklevel=3)
     return reason
 
 
+class Fallback:
+    """Runs a kernel until it fails to compile or launch, and the plain form from then on.
+
+    The first failure is warned of once. Errors that are not the kernel's are raised.
+
+    Args:
+        what: The computation, for the warning.
+
+    Attributes:
+        reason: Why the kernel cannot run; None as long as it can.
+
+    Example:
+        >>> sums = Fallback("the sum over classes")
+        >>> sums.run(kernel=lambda: "fast", plain=lambda: "slow")
+        'fast'
+    """
+
+    def __init__(self, what: str) -> None:
+        self.what = what
+        self.reason: str | None = None
+
+    def run(self, kernel: Callable[[], Result], plain: Callable[[], Result]) -> Result:
+        """The result of `kernel`, or that of `plain` if the kernel cannot run.
+
+        Args:
+            kernel: Imports and launches the kernel.
+            plain: Computes the same without it.
+        """
+        if self.reason is None:
+            try:
+                return kernel()
+            except Exception as error:
+                self.reason = reason_to_fall_back(error, self.what)
+        return plain()
+
+
+_partitions = Fallback("the sum over classes")
+
+
 def partitions(log_means: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
-    """`family.temperature.partitions`, in one kernel where that can run.
+    """`family.temperature.partitions`, computed by a kernel where one can run.
+
+    Same name, arguments and result as the plain form; `log_partitions` is the kernel.
 
     Example:
         >>> G, peak = partitions(torch.tensor([[0.5, 0.25]]).log(), torch.tensor([1.0]))
         >>> (G[0] + peak).exp()
         tensor([0.7500])
     """
-    plain = log_means.dtype != torch.float32 or not ready(log_means.device)
-    if plain or "partitions" in _failed:
-        return temperature.partitions(log_means, inverse)
-    from afterdrop.kernels.partition import partitions as fused
 
-    try:
-        return fused(log_means, inverse)
-    except Exception as error:
-        reason_to_fall_back(error, "the sum over classes")
-        _failed.add("partitions")
+    def kernel() -> tuple[Tensor, Tensor]:
+        from afterdrop.kernels.log_partitions import log_partitions
+
+        return log_partitions(log_means, inverse)
+
+    def plain() -> tuple[Tensor, Tensor]:
         return temperature.partitions(log_means, inverse)
+
+    if log_means.dtype != torch.float32 or not ready(log_means.device):
+        return plain()
+    return _partitions.run(kernel, plain)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from afterdrop.kernels.family_masks import Mask
+from afterdrop.kernels.family_masks import LevelMask
 from afterdrop.kernels.lstm_forward import sigmoid, tanh
 
 _CELL = {"BLOCK_R": 4, "BLOCK_U": 256, "num_warps": 4}
@@ -111,7 +111,7 @@ def cell(
     over: Tensor,
     total: Tensor,
     plain: Tensor,
-    masks: tuple[Mask | None, Mask | None],
+    masks: tuple[LevelMask | None, LevelMask | None],
     samples: int,
     multipliers: int,
     step: tuple[int, int],

@@ -19,8 +19,8 @@ from afterdrop.kernels.uniform import Draws, first_kept, strata
 
 _LEVELS = {"BLOCK_K": 32, "BLOCK_U": 64}
 _DROP = {"BLOCK_R": 8, "BLOCK_U": 128}
-Site = tuple[Tensor, Tensor, Tensor]  # words of places [P], of units [H], `cuts` [3, M]
-Mask = tuple[Tensor, Tensor]  # levels [P · K, H] and the cuts, of which the rates come first
+SiteWords = tuple[Tensor, Tensor, Tensor]  # words of places [P], of units [H], `cuts` [3, M]
+LevelMask = tuple[Tensor, Tensor]  # levels [P · K, H] and the cuts, of which the rates come first
 
 
 @triton.jit
@@ -67,7 +67,7 @@ def _levels(
     tl.store(levels + row * H + units[None, :], level.to(tl.uint8), mask=inside)
 
 
-def mask_levels(site: Site, draws: Draws, units: int, out: Tensor) -> Tensor:
+def mask_levels(site: SiteWords, draws: Draws, units: int, out: Tensor) -> Tensor:
     """At how many of the multipliers each unit is kept, [P · K, H] uint8.
 
     Args:
@@ -136,10 +136,10 @@ def _drop(
         tl.store(at_target, kept.to(target.dtype.element_ty), mask=inside)
 
 
-def drop(
+def drop_rows(
     source: Tensor,
     target: Tensor,
-    mask: Mask | None,
+    mask: LevelMask | None,
     samples: int,
     multipliers: int,
     units: int,

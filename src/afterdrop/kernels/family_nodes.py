@@ -9,13 +9,13 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from afterdrop.family.partition_ladder import EVERY, OCTAVES, STEPS
-from afterdrop.kernels.family_climb import climb
+from afterdrop.family.partition_ladder import HALVES_EVERY, OCTAVES, PER_OCTAVE
+from afterdrop.kernels.family_partitions import row_partitions
 from afterdrop.kernels.log_constants import LN2
 from afterdrop.kernels.sample_sums import LIFT
 
-_FINE: tl.constexpr = tl.constexpr(OCTAVES * STEPS + 2)  # values of the whole
-_ROUGH: tl.constexpr = tl.constexpr(OCTAVES * STEPS // EVERY + 1)  # and of a half
+_FINE: tl.constexpr = tl.constexpr(OCTAVES * PER_OCTAVE + 2)  # values of the whole
+_ROUGH: tl.constexpr = tl.constexpr(OCTAVES * PER_OCTAVE // HALVES_EVERY + 1)  # and of a half
 
 
 @triton.jit(do_not_specialize=["N"])
@@ -160,7 +160,7 @@ def family_nodes(
                     if geometric or tl.load(first + 7) * 128 * inverse_alpha > 100:
                         most = _largest(row, half_stride, V, known + others, parts, PART)
                         least = most
-                peak, where, entropy = climb(
+                peak, where, entropy = row_partitions(
                     *given,
                     most,
                     _enough(least, lost, scale, alpha, geometric),
@@ -178,7 +178,7 @@ def family_nodes(
                 tl.store(classes + a * total + place, where)
                 tl.store(entropies + a * total + place, entropy)
             else:
-                peak, _, _ = climb(
+                peak, _, _ = row_partitions(
                     *given,
                     most,
                     _enough(most, lost, scale, alpha, geometric),

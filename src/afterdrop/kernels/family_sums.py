@@ -9,15 +9,15 @@ import torch
 import triton
 from torch import Tensor
 
-from afterdrop.family.partition_ladder import EVERY, STEPS, Ladder
-from afterdrop.kernels.family_climb import TOGETHER
+from afterdrop.family.partition_ladder import HALVES_EVERY, PER_OCTAVE, PartitionLadder
 from afterdrop.kernels.family_nodes import family_nodes, pair_tops
+from afterdrop.kernels.family_partitions import TOGETHER
 from afterdrop.kernels.log_constants import LOG2E
 from afterdrop.kernels.sample_sums import LIFTS, power_sums, row_lse
 from afterdrop.transfer import constant
 
 ALPHAS = (0.0, 0.25, 0.5, 0.75, 1.0)  # their sums come first
-LOWEST = -115.0  # smallest mean of log p for which lifted sums are exact
+LOWEST_MEAN_LOG_P = -115.0  # smallest mean of log p for which lifted sums are exact
 _ROUGH = 32.0  # last rung up to which what is lifted in the exponent is fine enough
 OF_SAMPLES = ("chosen", "entropies")  # log p of the target, −Σ p log p
 _POWERS = 6
@@ -52,7 +52,7 @@ class FamilySums:
     def __init__(
         self,
         alphas: tuple[float, ...],
-        ladder: Ladder,
+        ladder: PartitionLadder,
         classes: int,
         targets: int,
         samples: int,
@@ -69,7 +69,7 @@ class FamilySums:
         self.rungs = len(ladder.inverse)
         assert self.rungs == 64  # what the kernel climbs
         assert _SUMS["BLOCK"] % (TOGETHER.value * _NODES["TILE"]) == 0  # tiles lie in one part
-        self.first = constant(ladder.inverse[:STEPS], device, torch.float32)
+        self.first = constant(ladder.inverse[:PER_OCTAVE], device, torch.float32)
         self.width = width(classes)
         zero = torch.zeros(1, device=device)
         self._geometric = zero.int(), zero, zero
@@ -99,7 +99,7 @@ class FamilySums:
         A, N, new = alphas, targets, self.lse.new_empty
         return {
             "G": new(A, self.rungs + 2, N),
-            "G_half": new(2, A, self.rungs // EVERY + 1, N),
+            "G_half": new(2, A, self.rungs // HALVES_EVERY + 1, N),
             "peak": new(3, A, N),
             "class": torch.empty(A, N, dtype=torch.int32, device=self.lse.device),
             "entropy": new(A, N),

@@ -23,7 +23,7 @@ from afterdrop.kernels.lstm_forward import forward_tick
 from afterdrop.kernels.lstm_start import start_window
 
 UNIT = 32
-SPLITS = 4
+PRODUCT_SPLITS = 4
 # Sizes of forward programs. The last two have a whole processor and its memory to themselves.
 _SMALL = {"BLOCK_U": 16, "BLOCK_K": 64, "num_warps": 4, "num_stages": 4}
 _LONG = {"BLOCK_U": 16, "BLOCK_K": 128, "num_warps": 4, "num_stages": 4}
@@ -103,8 +103,8 @@ class StackWeights:
             self.bias[at, :, :H].copy_(bias.view(4, H))
 
 
-Sharing = Literal["none", "window", "step"]
-_SHARING = {"none": 0, "window": 1, "step": 2}
+StackSharing = Literal["none", "sequence", "step"]
+_SHARING = {"none": 0, "sequence": 1, "step": 2}
 
 
 class Stack:
@@ -125,8 +125,8 @@ class Stack:
         self,
         shape: StackShape,
         weights: StackWeights,
-        state: Sharing = "none",
-        inter: Sharing = "none",
+        state: StackSharing = "none",
+        inter: StackSharing = "none",
         training: bool = True,
     ) -> None:
         self.shape, self.weights, self.training = shape, weights, training
@@ -143,7 +143,7 @@ class Stack:
         keep_as = fine(dtype)
         self.gates = torch.zeros(kept, dtype=keep_as, device=device)
         self.d_gates = torch.zeros(kept, dtype=dtype, device=device)
-        self.parts = torch.zeros(2, SPLITS, L, B, H, device=device)
+        self.parts = torch.zeros(2, PRODUCT_SPLITS, L, B, H, device=device)
         self.dc = torch.zeros(L, B, H, device=device)
         self.masks = tuple(
             torch.ones(layers, T if sharing == "step" else 1, B, H, dtype=keep_as, device=device)
@@ -225,9 +225,9 @@ class Stack:
         shape, weights = self.shape, self.weights
         L, B, T = shape.layers, shape.rows, shape.time
         H, X = weights.w_h.shape[-1], weights.w_x.shape[-1]
-        products = (-(-H // _PRODUCTS["BLOCK_N"]) * -(-B // self.block_rows), 2 * L, SPLITS)
+        products = (-(-H // _PRODUCTS["BLOCK_N"]) * -(-B // self.block_rows), 2 * L, PRODUCT_SPLITS)
         cells = (-(-B * H // _BLOCK_CELL), L)
-        sizes = {"LAYERS": L, "SPLITS": SPLITS}
+        sizes = {"LAYERS": L, "SPLITS": PRODUCT_SPLITS}
         out = 0 if mask is None else min(2, len(mask))
         for tick in range(self.ticks):
             backward_products[products](

@@ -18,7 +18,7 @@ import torch
 import triton
 from torch import Tensor
 
-from afterdrop.kernels import dropout
+from afterdrop.kernels import mask_kernels
 from afterdrop.kernels.uniform import Draws, cuts, draws, why_not_drawn
 from afterdrop.masks import row_masks as plain
 from afterdrop.masks.keep import Keep
@@ -54,7 +54,7 @@ _draws = lru_cache(maxsize=16)(draws)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Draw:
+class _MaskDraw:
     """What the kernels need to draw the masks of a site.
 
     Attributes:
@@ -115,13 +115,13 @@ class _Draw:
         )
 
 
-class Drawn(Keep):
+class FusedKeep(Keep):
     """A mask that is only made if something else than `drop` asks for it."""
 
-    draw: _Draw
+    draw: _MaskDraw
 
     def __init__(
-        self, draw: _Draw, rate: Tensor | float, dim: int | None, sizes: tuple[int, ...]
+        self, draw: _MaskDraw, rate: Tensor | float, dim: int | None, sizes: tuple[int, ...]
     ) -> None:
         for name, value in {"draw": draw, "rate": rate, "dim": dim, "sizes": sizes}.items():
             object.__setattr__(self, name, value)
@@ -131,7 +131,7 @@ class Drawn(Keep):
         """1 where a unit is kept, 0 where it is dropped."""
         S, P, M, U = self.draw.sizes
         mask = torch.empty(M, S, P, U, dtype=self.draw.like.dtype, device=self.draw.like.device)
-        self.draw.launch(dropout.keep, mask, self.draw.numbers[0])
+        self.draw.launch(mask_kernels.keep_kernel, mask, self.draw.numbers[0])
         at = self.draw.at
         return mask.view(M, S, P, *self.draw.coords).movedim((0, 1, 2), (at, at + 1, at + 2))
 
@@ -152,7 +152,13 @@ class Drawn(Keep):
         split = outer > 1 or sizes[0] > 1
         strides = *four.stride(), *result.stride()
         self.draw.launch(
-            dropout.drop, four, result, *self.draw.numbers, *sizes, *strides, SPLIT=split
+            mask_kernels.dropout_kernel,
+            four,
+            result,
+            *self.draw.numbers,
+            *sizes,
+            *strides,
+            SPLIT=split,
         )
         return out
 
@@ -163,7 +169,9 @@ class Drawn(Keep):
         if not rows_first or keys > _LONGEST_LINE:
             return super().attention(scores, causal)
         numbers = self.draw.numbers
-        self.draw.launch(dropout.attend, scores, *numbers, queries, keys, line=keys, CAUSAL=causal)
+        self.draw.launch(
+            mask_kernels.attention_kernel, scores, *numbers, queries, keys, line=keys, CAUSAL=causal
+        )
         return scores
 
 
@@ -175,7 +183,7 @@ def _viewed(x: Tensor, outside: tuple[int, int], inner: tuple[int, ...]) -> Tens
     return None
 
 
-def keep_mask(rows: Rows, key: int, layout: Layout, like: Tensor, rate: float) -> Keep:
+def fused_keep_mask(rows: Rows, key: int, layout: Layout, like: Tensor, rate: float) -> Keep:
     """See `masks.row_masks.keep_mask`, which does what these kernels do not."""
     shape = list(like.shape)
     if layout.dim is None or shape[layout.dim] % len(rows) or not like.numel():
@@ -188,9 +196,9 @@ def keep_mask(rows: Rows, key: int, layout: Layout, like: Tensor, rate: float) -
     coords, at, flattened = coordinates(shape, layout, len(rows))
     rates = tuple(m * rate for m in rows.multipliers)
     examples = rows.keys(layout).to(like.device)
-    draw = _Draw(rows, examples, key, tuple(coords), at, rates, like, found)
+    draw = _MaskDraw(rows, examples, key, tuple(coords), at, rates, like, found)
     column = [len(rates)] + [1] * (len(coords) + 2 - at)
     three = (len(rates), len(rows.samples), len(rows.examples))
     sizes = (*flattened, *three) if at > layout.dim else (*three, *flattened)
     each = draw.numbers[0][0].view(column) if len(rates) > 1 else rates[0]
-    return Drawn(draw, each, layout.dim, sizes)
+    return FusedKeep(draw, each, layout.dim, sizes)

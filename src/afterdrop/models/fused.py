@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from afterdrop.kernels.graph import Replay
+from afterdrop.kernels.cuda_graph import Replay
 from afterdrop.kernels.lstm_stack import Stack, StackShape, StackWeights, fine, padded, product
 from afterdrop.models.config import LanguageModelConfig
 from afterdrop.models.kernel_support import Rule, why_unsupported

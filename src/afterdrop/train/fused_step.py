@@ -14,15 +14,14 @@ from torch import Tensor, nn
 
 from afterdrop.kernels.adam import Adam, Slot
 from afterdrop.kernels.cross_entropy import cross_entropy
-from afterdrop.kernels.graph import Beside
-from afterdrop.kernels.lstm_stack import Sharing, Stack, fine, product
-from afterdrop.kernels.mask import apply_mask, draw_mask, scatter_masked
+from afterdrop.kernels.cuda_graph import SideStream
+from afterdrop.kernels.lstm_stack import Stack, StackSharing, fine, product
+from afterdrop.kernels.training_masks import apply_mask, draw_mask, scatter_masked
 from afterdrop.models import LanguageModel
 from afterdrop.models.fused import Copies, lstm_layers
 from afterdrop.train.config import TrainConfig
 from afterdrop.train.optimiser import AdamTF
 
-_SHARED: dict[str, Sharing] = {"sequence": "window", "step": "step"}
 _IN_STACK = ("state", "inter_layer")  # sites whose masks the stack holds
 _TABLES, _RECURRENT, _INPUT = 0, 1, 2  # groups of parameters, as their gradients get done
 _LIFT = 64.0  # of the gradients of logits, so that float16 has those of rare words
@@ -77,7 +76,7 @@ class FusedStep:
         if copies.projection is not None:
             self._y = half.new_zeros(R, width)
             self._d_projected = torch.zeros_like(self.features)
-        self._beside = Beside(device)
+        self._beside = SideStream(device)
         section = config.optimiser
         self.adam = Adam(
             self._groups(),
@@ -95,8 +94,8 @@ class FusedStep:
         found = {name: config.mask(name) for name in names}
         self.rates = {name: mask.rate for name, mask in found.items()}
 
-        def shared(name: str) -> Sharing:
-            return _SHARED[found[name].sharing] if found[name].rate else "none"
+        def shared(name: str) -> StackSharing:
+            return found[name].sharing if found[name].rate else "none"
 
         shape = self.copies.shape(B, window)
         self.stack = Stack(shape, self.copies.stack, shared("state"), shared("inter_layer"))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from afterdrop import kernels
-from afterdrop.kernels.graph import Replay
+from afterdrop.kernels.cuda_graph import Replay
 from afterdrop.kernels.lstm_stack import fine, padded
 from afterdrop.models import LanguageModel
 from afterdrop.models.fused import Copies, DeterministicPass, why_not_fused

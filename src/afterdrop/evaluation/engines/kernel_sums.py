@@ -17,9 +17,9 @@ from afterdrop.evaluation.engines.supported import Check, any_value, unsupported
 from afterdrop.evaluation.request import Protocol, Request
 from afterdrop.evaluation.scores.schema import Group, Results
 from afterdrop.family.member import Grid
-from afterdrop.family.partition_ladder import EVERY, Ladder
+from afterdrop.family.partition_ladder import HALVES_EVERY, PartitionLadder
 from afterdrop.family.temperature import COARSE, Nodes
-from afterdrop.kernels.family_sums import ALPHAS, LOWEST, OF_SAMPLES, FamilySums
+from afterdrop.kernels.family_sums import ALPHAS, LOWEST_MEAN_LOG_P, OF_SAMPLES, FamilySums
 
 
 def why_not_grid(grid: Grid) -> str | None:
@@ -33,7 +33,7 @@ def why_not_grid(grid: Grid) -> str | None:
 
 def why_not_temperatures(temperatures: tuple[float, float] | None) -> str | None:
     """Why the kernels cannot reach some temperatures; None if they can, as any by default."""
-    if temperatures is not None and not Ladder.reaches(Nodes(*temperatures)):
+    if temperatures is not None and not PartitionLadder.reaches(Nodes(*temperatures)):
         return f"temperatures={temperatures} are too far apart"
     return None
 
@@ -61,7 +61,7 @@ def family_sums(
     """The sums of an evaluation's samples, for a number of targets at a time (see `FamilySums`)."""
     return FamilySums(
         protocol.grid.alphas,
-        Ladder(protocol.nodes),
+        PartitionLadder(protocol.nodes),
         protocol.num_classes,
         targets,
         protocol.plan.num_samples,
@@ -126,8 +126,8 @@ def why_not_held(lowest: Tensor) -> str | None:
     Args:
         lowest: The smallest mean log-probabilities over the samples of a half.
     """
-    if lowest.numel() and not float(lowest.min()) >= LOWEST:
-        return f"log-probabilities are below {LOWEST:g}"
+    if lowest.numel() and not float(lowest.min()) >= LOWEST_MEAN_LOG_P:
+        return f"log-probabilities are below {LOWEST_MEAN_LOG_P:g}"
     return None
 
 
@@ -206,7 +206,7 @@ def _columns(found: Results, target: Tensor, halves: Tensor | None, nodes: Nodes
     }
     if halves is None:
         return out
-    at = torch.cat([G[:, :, :-2:EVERY], G[:, :, -2:-1]], -2)
+    at = torch.cat([G[:, :, :-2:HALVES_EVERY], G[:, :, -2:-1]], -2)
     gap = found["G_half"].transpose(1, 2).double() - at.unsqueeze(2)
     # What is linear in b comes exactly, at the coarse nodes and 1.
     below = (peak[:, 1:].transpose(1, 2) - halves) - (peak[:, 0] - target).unsqueeze(2)
@@ -217,7 +217,7 @@ def _columns(found: Results, target: Tensor, halves: Tensor | None, nodes: Nodes
 @functools.lru_cache(maxsize=4)
 def _weights(nodes: Nodes, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     """Weights from a ladder's rungs to fine and coarse nodes, and b of coarse nodes, then 1."""
-    ladder = Ladder(nodes)
+    ladder = PartitionLadder(nodes)
     b = torch.cat([nodes.inverse(COARSE), torch.ones(1, dtype=torch.float64)])
     return ladder.fine.to(device), ladder.coarse.to(device), b.unsqueeze(1).to(device)
 
@@ -227,7 +227,7 @@ def _target_means(
 ) -> tuple[dict[float, Tensor], dict[float, Tensor]]:
     """Log power means of the targets' own log-probabilities [M, N, K], at the bounds' powers.
 
-    One peak serves every power and both halves: the best sample of a half is above `LOWEST`, and so
+    One peak serves every power and both halves: the best sample of a half is above `LOWEST_MEAN_LOG_P`, and so
     is its power, relative to the peak, for a float64.
 
     Returns:

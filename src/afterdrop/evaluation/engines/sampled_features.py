@@ -17,7 +17,7 @@ from torch import Tensor
 
 from afterdrop.evaluation.request import Protocol
 from afterdrop.kernels.family_cell import cell
-from afterdrop.kernels.family_masks import Mask, Site, drop, mask_levels
+from afterdrop.kernels.family_masks import LevelMask, SiteWords, drop_rows, mask_levels
 from afterdrop.kernels.log_constants import LOG2E
 from afterdrop.kernels.lstm_stack import padded
 from afterdrop.kernels.uniform import cuts, draws, words
@@ -94,7 +94,9 @@ class SampledFeatures:
         found = upload(unit_words(self._keys, numbers), self.device)
         return dict(zip(self._drops, found))
 
-    def _site(self, name: str, examples: dict[str, Tensor], time: int, units: int) -> Site | None:
+    def _site(
+        self, name: str, examples: dict[str, Tensor], time: int, units: int
+    ) -> SiteWords | None:
         """A site of all time steps, or of one if its masks are shared; None if nothing drops."""
         if name not in examples:
             return None
@@ -106,7 +108,7 @@ class SampledFeatures:
 
     def _masks(
         self, name: str, examples: dict[str, Tensor], time: int, units: int
-    ) -> list[Mask | None]:
+    ) -> list[LevelMask | None]:
         """A site's mask at each time step."""
         site = self._site(name, examples, time, units)
         if site is None:
@@ -115,7 +117,7 @@ class SampledFeatures:
         steps = levels.view(-1, len(examples[name]) * self.plan.num_samples, units)
         return [(steps[t % len(steps)], divided) for t in range(time)]
 
-    def _levels(self, name: str, site: Site, units: int) -> Mask:
+    def _levels(self, name: str, site: SiteWords, units: int) -> LevelMask:
         """A site's mask at all its places."""
         held = self._buffer(name, len(site[0]) * self.plan.num_samples, units, torch.uint8)
         return mask_levels(site, self.draws, units, held), site[2]
@@ -154,11 +156,11 @@ class SampledFeatures:
         entering = self._masks("stack.input_dropout", examples, time, E)
         hidden, window = copies.config.hidden_sizes[0], torch.arange(W, device=self.device)
         for at, (h, cell_before) in enumerate(state):
-            drop(h.contiguous(), a[at][:, -H:], states[at][0], K, M, hidden, window)
+            drop_rows(h.contiguous(), a[at][:, -H:], states[at][0], K, M, hidden, window)
             c[at].view(M, W, K, H)[..., :hidden] = cell_before[None, :, None]
         form = copies.config.input_gate == "capped", copies.config.stacking == "skip"
         for t in range(time):
-            drop(copies.embedding, a[0], entering[t], K, M, E, tokens[:, t].contiguous())
+            drop_rows(copies.embedding, a[0], entering[t], K, M, E, tokens[:, t].contiguous())
             for at in range(L):
                 torch.mm(a[at], self.weights[at].t(), out=gates)
                 ends = at == 0, at == L - 1
@@ -197,7 +199,7 @@ class SampledFeatures:
             places = site[0].view(-1, windows).expand(time, windows).t().flatten()
             mask = self._levels("projection", (places, *site[1:]), units)
             K, M = self.plan.num_samples, len(self.multipliers)
-            drop(inner, inner, mask, K, M, units)
+            drop_rows(inner, inner, mask, K, M, units)
         return projected
 
 

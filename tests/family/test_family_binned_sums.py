@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from afterdrop.family.bins import Bins
+from afterdrop.family.binned_sums import BinnedSums
 from afterdrop.family.exponential import exp_times
 from afterdrop.family.temperature import Nodes
 
@@ -31,21 +31,21 @@ def spread(kind, classes=5000):
 @pytest.mark.parametrize("kind", ["normal", "equal", "narrow", "wide"])
 def test_sums_are_those_of_float64(kind):
     below = spread(kind)
-    found = Bins(INVERSE, below).sums(below)
+    found = BinnedSums(INVERSE, below).sums(below)
     torch.testing.assert_close(found.double().log(), exact(below).log(), rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("kind", ["normal", "equal", "narrow", "wide"])
 def test_in_float64_only_the_bins_err(kind):
     below = spread(kind).double()
-    found = Bins(INVERSE, below).sums(below)
+    found = BinnedSums(INVERSE, below).sums(below)
     torch.testing.assert_close(found.log(), exact(below).log(), rtol=0, atol=1e-6)
 
 
 def test_classes_of_probability_zero_add_nothing():
     below = spread("normal")
     hidden = torch.cat([below, torch.full((4, 100), -torch.inf)], -1)
-    bins = Bins(INVERSE, below)
+    bins = BinnedSums(INVERSE, below)
     torch.testing.assert_close(bins.sums(hidden), bins.sums(below), rtol=1e-6, atol=1e-6)
     assert hidden.isneginf().sum() == 400
 

@@ -4,7 +4,7 @@ import kernel_device
 import pytest
 import torch
 
-from afterdrop.kernels.mask import apply_mask, draw_mask, scatter_masked
+from afterdrop.kernels.training_masks import apply_mask, draw_mask, scatter_masked
 
 pytestmark = kernel_device.quiet
 device = kernel_device.device

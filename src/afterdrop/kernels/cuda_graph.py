@@ -32,13 +32,13 @@ class Replay:
             return
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
-        main = torch.cuda.Stream(self._device, priority=-1)  # goes before work `Beside` it
+        main = torch.cuda.Stream(self._device, priority=-1)  # goes before work `SideStream` it
         with torch.cuda.graph(graph, stream=main):  # records, does not run
             function()
         self._graph = graph
 
 
-class Beside:
+class SideStream:
     """A second stream for work that the main one needs later; on a CPU all runs in order.
 
     What one stream makes for the other must lie in tensors that are there from the start: memory

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afterdrop.family.partition_ladder import EVERY, OCTAVES, STEPS, Ladder
+from afterdrop.family.partition_ladder import HALVES_EVERY, OCTAVES, PER_OCTAVE, PartitionLadder
 from afterdrop.family.temperature import COARSE, Nodes, partitions
 
 NODES = Nodes(0.125, 8.0)
-LADDER = Ladder(NODES)
+LADDER = PartitionLadder(NODES)
 
 
 def exact(log_means, inverse):
@@ -20,9 +20,9 @@ def exact(log_means, inverse):
 
 
 def test_each_octave_is_the_square_of_the_last():
-    assert LADDER.inverse.shape == (OCTAVES * STEPS,)
-    torch.testing.assert_close(LADDER.inverse[STEPS:], 2 * LADDER.inverse[:-STEPS])
-    assert LADDER.inverse[STEPS // 2] == pytest.approx(float(NODES.inverse()[0]))
+    assert LADDER.inverse.shape == (OCTAVES * PER_OCTAVE,)
+    torch.testing.assert_close(LADDER.inverse[PER_OCTAVE:], 2 * LADDER.inverse[:-PER_OCTAVE])
+    assert LADDER.inverse[PER_OCTAVE // 2] == pytest.approx(float(NODES.inverse()[0]))
     assert LADDER.inverse[-1] > NODES.inverse()[-1]
 
 
@@ -32,7 +32,7 @@ def test_weights_are_exact_for_polynomials_in_log_b(degree):
     x, fine = LADDER.inverse.log() / 3, NODES.inverse().log() / 3
     near = {"rtol": 1e-10, "atol": 1e-10}
     torch.testing.assert_close(LADDER.fine @ x**degree, fine**degree, **near)
-    found = LADDER.coarse @ x[::EVERY] ** degree
+    found = LADDER.coarse @ x[::HALVES_EVERY] ** degree
     torch.testing.assert_close(found, fine[::COARSE] ** degree, **near)
 
 
@@ -72,11 +72,14 @@ def test_halves_are_as_exact_from_every_fourth_rung_as_at_the_coarse_nodes(sampl
     between = torch.linspace(1 / 8, 8, 200, dtype=torch.float64)
     from_nodes, from_rungs = (
         (NODES.weights(between, COARSE) @ values - gap(between)).norm()
-        for values in (gap(NODES.inverse(COARSE)), LADDER.coarse @ gap(LADDER.inverse[::EVERY]))
+        for values in (
+            gap(NODES.inverse(COARSE)),
+            LADDER.coarse @ gap(LADDER.inverse[::HALVES_EVERY]),
+        )
     )
     assert from_rungs < 1.1 * from_nodes
 
 
 def test_nodes_too_far_apart_are_out_of_reach():
-    assert Ladder.reaches(NODES) and Ladder.reaches(Nodes(2.0, 128.0))
-    assert not Ladder.reaches(Nodes(0.1, 12.0))
+    assert PartitionLadder.reaches(NODES) and PartitionLadder.reaches(Nodes(2.0, 128.0))
+    assert not PartitionLadder.reaches(Nodes(0.1, 12.0))

@@ -24,7 +24,7 @@ def _strata(
 
 
 @triton.jit(do_not_specialize=["site", "S", "P", "M"])
-def keep(
+def keep_kernel(
     mask,  # [M, S, P, U]
     cuts,
     S,
@@ -61,7 +61,7 @@ def keep(
 
 
 @triton.jit(do_not_specialize=["site", "S", "P", "M"])
-def drop(
+def dropout_kernel(
     x,
     out,
     cuts,
@@ -124,7 +124,7 @@ def drop(
 
 
 @triton.jit(do_not_specialize=["site", "S", "P", "M"])
-def attend(
+def attention_kernel(
     scores,  # [M · S · P, U]: the weights take their place
     cuts,
     factors,

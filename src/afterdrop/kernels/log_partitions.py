@@ -52,7 +52,7 @@ def _row(
     tl.store(peaks + row, peak)
 
 
-def partitions(log_means: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
+def log_partitions(log_means: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
     """G(b) = log Σ_c exp(b (log M(c) − max)) [J, ...] and the maximum [...].
 
     Args:

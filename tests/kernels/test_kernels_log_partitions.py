@@ -10,7 +10,7 @@ import torch
 from afterdrop import kernels
 from afterdrop.family import temperature
 from afterdrop.family.temperature import Nodes
-from afterdrop.kernels.partition import partitions
+from afterdrop.kernels.log_partitions import log_partitions
 
 pytestmark = kernel_device.quiet
 device = kernel_device.device
@@ -20,7 +20,7 @@ INVERSE = torch.cat([Nodes(0.125, 8.0).inverse(), torch.tensor([1.0, 2.0])])
 @pytest.mark.parametrize("shape", [(2, 3, 70), (1, 128), (3, 2, 1, 5), (2, 2100)])
 def test_partitions_are_those_of_the_family(shape, device):
     log_means = (4 * torch.randn(shape)).log_softmax(-1)
-    G, peak = partitions(log_means.to(device), INVERSE)
+    G, peak = log_partitions(log_means.to(device), INVERSE)
     exact, top = temperature.partitions(log_means.double(), INVERSE)
     assert G.shape == exact.shape and torch.equal(peak.cpu(), top.float())
     torch.testing.assert_close(G.double().cpu(), exact, rtol=1e-5, atol=1e-5)
@@ -32,7 +32,7 @@ def test_classes_of_probability_zero_do_not_count(device):
     hidden[:, ::3] = float("-inf")
     hidden[0, 1:] = float("-inf")
     hidden[0, 0] = 0.0  # one class is certain
-    G, peak = partitions(hidden.to(device), INVERSE)
+    G, peak = log_partitions(hidden.to(device), INVERSE)
     exact, _ = temperature.partitions(hidden.double(), INVERSE)
     torch.testing.assert_close(G.double().cpu(), exact, rtol=1e-5, atol=1e-5)
     assert peak[0] == 0 and not G[:, 0].any()
@@ -40,10 +40,10 @@ def test_classes_of_probability_zero_do_not_count(device):
 
 def test_strided_and_empty_rows(device):
     log_means = torch.randn(70, 4).log_softmax(0).t().to(device)
-    G, peak = partitions(log_means, INVERSE)
-    again, top = partitions(log_means.contiguous(), INVERSE)
+    G, peak = log_partitions(log_means, INVERSE)
+    again, top = log_partitions(log_means.contiguous(), INVERSE)
     assert torch.equal(G, again) and torch.equal(peak, top)
-    assert partitions(log_means[:0], INVERSE)[0].shape == (len(INVERSE), 0)
+    assert log_partitions(log_means[:0], INVERSE)[0].shape == (len(INVERSE), 0)
 
 
 def test_the_plain_form_runs_where_kernels_do_not():

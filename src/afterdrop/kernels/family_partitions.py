@@ -106,7 +106,7 @@ def _add(
 
 
 @triton.jit
-def climb(
+def row_partitions(
     row,
     half_stride,
     V,
