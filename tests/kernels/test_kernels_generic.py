@@ -48,10 +48,11 @@ def test_masks_are_those_of_the_plain_form_to_the_bit(device, plan, samples, mul
     from afterdrop.kernels.mask_ops import keep_mask
 
     rows = Rows(plan, multipliers, samples, torch.tensor([3, 99], device=device))
+    rates = rows.multipliers.rates("x", 0.6)
     for shape, layout in LAYOUTS:
         like, key = torch.zeros(shape(len(rows)), device=device), site_key(1, "x", 0)
-        fast = keep_mask(rows, key, layout, like, 0.6)
-        plain = plain_keep_mask(rows, key, layout, like, 0.6)
+        fast = keep_mask(rows, key, layout, like, rates)
+        plain = plain_keep_mask(rows, key, layout, like, rates)
         assert torch.equal(fast.mask, plain.mask)
         assert (fast.dim, fast.sizes) == (plain.dim, plain.sizes)
         assert torch.equal(torch.as_tensor(fast.rate).cpu(), torch.as_tensor(plain.rate).cpu())
@@ -82,14 +83,15 @@ def test_dropout_is_that_of_the_plain_form_to_the_bit(device, dtype, kind, multi
     rows, there = (
         Rows(plan, multipliers, range(20, 38), examples.to(where)) for where in (device, "cpu")
     )
+    rates = rows.multipliers.rates("x", 0.6)
     for shape, layout in LAYOUTS:
         x, key = strided(shape(len(rows)), dtype, device, kind), site_key(1, "x", 0)
         before = x.clone()
-        fast = keep_mask(rows, key, layout, x, 0.6).drop(x)
+        fast = keep_mask(rows, key, layout, x, rates).drop(x)
         assert fast.shape == x.shape
         # That of a CPU: a GPU's own takes 1 / (1 - rate) in another way where it is one number.
         fast, plain = fast.cpu(), x.cpu()
-        slow = plain_keep_mask(there, key, layout, plain, 0.6).drop(plain)
+        slow = plain_keep_mask(there, key, layout, plain, rates).drop(plain)
         # The interpreter cuts off what a device rounds to bfloat16.
         cut = device.type == "cpu" and dtype == torch.bfloat16
         rtol = torch.finfo(dtype).eps if cut else 0
@@ -105,8 +107,8 @@ def test_dropout_of_whole_features_is_that_of_the_plain_form(device):
     rows = Rows(Plan(4), (1.0,), range(2), torch.tensor([3, 4], device=device))
     x = torch.randn(4, 3, 5, device=device)
     like = x.new_empty(()).expand(4, 3, 1)
-    fast = keep_mask(rows, 9, Layout(0), like, 0.5).drop(x)
-    assert torch.equal(fast, plain_keep_mask(rows, 9, Layout(0), like, 0.5).drop(x))
+    fast = keep_mask(rows, 9, Layout(0), like, (0.5,)).drop(x)
+    assert torch.equal(fast, plain_keep_mask(rows, 9, Layout(0), like, (0.5,)).drop(x))
 
 
 SCORES = [
@@ -127,14 +129,15 @@ def test_attention_has_the_weights_and_masks_of_the_plain_form(device, dtype, ca
 
     plan = Plan(40, seed=5)
     rows = Rows(plan, multipliers, range(20, 38), torch.tensor([3, 99], device=device))
+    rates = rows.multipliers.rates("x", 0.6)
     for shape, layout in SCORES:
         scores = torch.randn(shape(len(rows)), device=device).mul_(10).to(dtype)
         scores.view(-1)[1::7] = float("-inf")
         scores[:, ..., 0] = 1  # every query sees a key,
         scores[-1, ..., -1, :] = float("-inf")  # but for one
         key = site_key(1, "x", 0)
-        slow = plain_keep_mask(rows, key, layout, scores, 0.6).attention(scores.clone(), causal)
-        fast = keep_mask(rows, key, layout, scores, 0.6).attention(scores.clone(), causal)
+        slow = plain_keep_mask(rows, key, layout, scores, rates).attention(scores.clone(), causal)
+        fast = keep_mask(rows, key, layout, scores, rates).attention(scores.clone(), causal)
         # A softmax in float32 (or wider) that is rounded once, where the plain form rounds twice.
         rtol = 1e-6 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
         torch.testing.assert_close(fast, slow, rtol=rtol, atol=1e-7, equal_nan=True)
@@ -151,7 +154,7 @@ def test_attention_of_more_keys_than_fit_is_left_to_the_plain_form(device, monke
     found = []
     for longest in (4096, 4):
         monkeypatch.setattr(keep, "_LONGEST_LINE", longest)
-        mask = keep.keep_mask(rows, 9, Layout(0), scores, 0.5)
+        mask = keep.keep_mask(rows, 9, Layout(0), scores, (0.5,))
         found.append(mask.attention(scores.clone(), True))
     torch.testing.assert_close(*found)
 
@@ -162,7 +165,7 @@ def test_the_result_lies_in_memory_as_the_input_does(device):
 
     rows = Rows(Plan(4), (1.0,), range(2), torch.tensor([3, 4], device=device))
     x = torch.randn(7, 4, 6, device=device).transpose(0, 1)
-    assert keep_mask(rows, 9, Layout(0), x, 0.5).drop(x).stride() == x.stride()
+    assert keep_mask(rows, 9, Layout(0), x, (0.5,)).drop(x).stride() == x.stride()
 
 
 def test_masks_without_rows_are_left_to_the_plain_form(device):
@@ -170,8 +173,8 @@ def test_masks_without_rows_are_left_to_the_plain_form(device):
 
     rows = Rows(Plan(4), (1.0,), range(1), torch.tensor([3], device=device))
     like = torch.zeros(7, device=device)
-    fast = keep_mask(rows, 9, Layout(None), like, 0.5)
-    assert torch.equal(fast.mask, plain_keep_mask(rows, 9, Layout(None), like, 0.5).mask)
+    fast = keep_mask(rows, 9, Layout(None), like, (0.5,))
+    assert torch.equal(fast.mask, plain_keep_mask(rows, 9, Layout(None), like, (0.5,)).mask)
 
 
 def evaluations(monkeypatch, device, scale):

@@ -175,18 +175,17 @@ def _viewed(x: Tensor, outside: tuple[int, int], inner: tuple[int, ...]) -> Tens
     return None
 
 
-def keep_mask(rows: Rows, key: int, layout: Layout, like: Tensor, rate: float) -> Keep:
+def keep_mask(rows: Rows, key: int, layout: Layout, like: Tensor, rates: tuple[float, ...]) -> Keep:
     """See `masks.row_masks.keep_mask`, which does what these kernels do not."""
     shape = list(like.shape)
     if layout.dim is None or shape[layout.dim] % len(rows) or not like.numel():
-        return plain.keep_mask(rows, key, layout, like, rate)
+        return plain.keep_mask(rows, key, layout, like, rates)
     if why_not_drawn(rows.plan):
-        return plain.keep_mask(rows, key, layout, like, rate)
+        return plain.keep_mask(rows, key, layout, like, rates)
     found = _draws(rows.plan, like.device)
     if rows.samples.stop > (rows.samples.start // found.size + 1) * found.size:
-        return plain.keep_mask(rows, key, layout, like, rate)
+        return plain.keep_mask(rows, key, layout, like, rates)
     coords, at, flattened = coordinates(shape, layout, len(rows))
-    rates = tuple(m * rate for m in rows.multipliers)
     examples = rows.keys(layout).to(like.device)
     draw = _Draw(rows, examples, key, tuple(coords), at, rates, like, found)
     column = [len(rates)] + [1] * (len(coords) + 2 - at)

@@ -7,7 +7,6 @@ module's mode, each declared rate and each replaced forward is what it was, exce
 """
 
 import contextlib
-import dataclasses
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -20,6 +19,7 @@ from afterdrop.errors import SiteError
 from afterdrop.masks.keep import Keep
 from afterdrop.masks.layout import Layout
 from afterdrop.masks.operators import HANDLERS
+from afterdrop.masks.rates import UNSCALED, Multipliers, scaled_attributes
 from afterdrop.masks.row_masks import keep_mask, row_uniforms
 from afterdrop.masks.rows import Rows
 from afterdrop.masks.uniforms import site_key
@@ -128,14 +128,14 @@ class Control(TorchFunctionMode):
                 return None
             return Keep(self._probed(torch.ones_like(like), 0.0), 0.0, None, ())
         rows, layout = self._running(), self._layout(place, op)
-        if layout.scaled:
-            rows = dataclasses.replace(rows, multipliers=(1.0,))
-        if max(rows.multipliers) * rate >= 1:
+        multipliers = UNSCALED if layout.scaled else rows.multipliers
+        rates = multipliers.rates(str(place), rate)
+        if max(rates) >= 1:
             raise SiteError(
-                f"{op} in module {place} has rate {rate:g}: multiplier {max(rows.multipliers):g} x "
+                f"{op} in module {place} has rate {rate:g}: multiplier {multipliers.largest:g} x "
                 f"{rate:g} drops everything; use multipliers so that multiplier x rate < 1"
             )
-        return self.draw(rows, site_key(rows.plan.seed, *place, call), layout, like, rate)
+        return self.draw(rows, site_key(rows.plan.seed, *place, call), layout, like, rates)
 
     def raw_uniforms(self, op: str, rate: float | None, like: Tensor) -> Tensor:
         """Uniforms for a mask that the model draws itself, at its declared rate."""
@@ -213,11 +213,11 @@ class Control(TorchFunctionMode):
                 hook.remove()
 
     @contextlib.contextmanager
-    def prepared(self, multiplier: float = 1.0) -> Iterator["Control"]:
-        """Sets modes, declared rates (times `multiplier`) and hooks; restores all of it after."""
+    def prepared(
+        self, multipliers: Multipliers | Sequence[float] | float = UNSCALED
+    ) -> Iterator["Control"]:
+        """Sets modes, declared rates (times a multiplier) and hooks; restores all of it on exit."""
         modes = [(module, module.training) for module in self.model.modules()]
-        owners = [_owner(self.model, path) for path in self.rates]
-        values = [(owner, name, getattr(owner, name)) for owner, name in owners]
         replaced = [
             (module, module.__dict__.get("forward"))
             for module in self.model.modules()
@@ -226,19 +226,16 @@ class Control(TorchFunctionMode):
         try:
             for name, module in self.model.named_modules():
                 module.training = name not in self.held
-            for owner, name, value in values:
-                setattr(owner, name, value * multiplier)
             for module, _ in replaced:
                 module.__dict__["forward"] = self._drop_path(module)
-            with self.watching():
+            scaled = scaled_attributes(self.model, self.rates, Multipliers.of(multipliers))
+            with scaled, self.watching():
                 yield self
         finally:
             for module, forward in replaced:
                 del module.__dict__["forward"]
                 if forward is not None:
                     module.__dict__["forward"] = forward
-            for owner, name, value in values:
-                setattr(owner, name, value)
             for module, mode in modes:
                 module.training = mode
 
@@ -277,18 +274,3 @@ def drop_path_rate(module: nn.Module) -> float | None:
 
 def _rescales(module: nn.Module) -> bool:
     return bool(getattr(module, "scale_by_keep", True))
-
-
-def _owner(model: nn.Module, path: str) -> tuple[Any, str]:
-    """The object and attribute behind a dotted path such as "encoder.dropoute"."""
-    *parents, name = path.split(".")
-    owner: Any = model
-    try:
-        for parent in parents:
-            owner = owner[int(parent)] if parent.isdigit() else getattr(owner, parent)
-        value = getattr(owner, name)
-    except (AttributeError, IndexError, TypeError) as error:
-        raise SiteError(f"rates={path!r} names no attribute of the model: {error}") from error
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1:
-        raise SiteError(f"rates={path!r} holds {value!r}; a rate is a number in [0, 1)")
-    return owner, name

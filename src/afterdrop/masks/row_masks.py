@@ -9,7 +9,7 @@ from afterdrop.masks.rows import Rows
 from afterdrop.masks.uniforms import uniforms
 
 
-def keep_mask(rows: Rows, key: int, layout: Layout, like: Tensor, rate: float) -> Keep:
+def keep_mask(rows: Rows, key: int, layout: Layout, like: Tensor, rates: tuple[float, ...]) -> Keep:
     """1 where a unit is kept, 0 where it is dropped, for every row.
 
     Args:
@@ -17,16 +17,14 @@ def keep_mask(rows: Rows, key: int, layout: Layout, like: Tensor, rate: float) -
         key: The key of site and call.
         layout: Where the rows lie in `like`.
         like: A tensor of the mask's shape, dtype and device (only these are used).
-        rate: The site's own rate; multiplied here by each row's multiplier.
+        rates: At which the site drops, one per multiplier of `rows`.
     """
-    rates = [multiplier * rate for multiplier in rows.multipliers]
     if layout.dim is None:
         u = _shared_uniforms(rows, key, layout, like)
         return Keep(_at_least(u, rates[0], like.dtype), rates[0], None, ())
     u, at, flattened = _row_uniforms(rows, key, layout, like)
     u = u.unsqueeze(at)
-    # A rate that is scaled already is one for all rows, which then have one multiplier.
-    three = [len(rows.multipliers), len(rows.samples), len(rows.examples)]
+    three = [len(rates), len(rows.samples), len(rows.examples)]
     threshold: Tensor | float = rates[0]
     if len(rates) > 1:
         column = [len(rates)] + [1] * (u.dim() - at - 1)

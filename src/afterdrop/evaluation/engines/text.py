@@ -229,7 +229,7 @@ class LanguageWorker(Worker):
         assert self.control is not None
         copies = len(rows.multipliers) * len(rows.samples)
         tokens, start = batch.inputs
-        key = f"{examples.start}-{rows.multipliers}-{rows.samples}"
+        key = f"{examples.start}-{rows.multipliers.values}-{rows.samples}"
         if key not in self._states and batch.first > 0:
             raise DataError(
                 "the chunks of a sampled carry changed on the way (memory ran out); evaluate again "
