@@ -26,7 +26,7 @@ from afterdrop.evaluation.resume_store import Parts
 from afterdrop.evaluation.scores.scores import Scores
 from afterdrop.family.member import Grid
 from afterdrop.family.temperature import Nodes, bracket
-from afterdrop.masks.mode import eval_mode
+from afterdrop.masks.eval_mode import eval_mode
 from afterdrop.masks.nested_inputs import take_rows
 from afterdrop.masks.sites import Sites, check_model, find_sites
 from afterdrop.masks.uniforms import Plan, Scheme

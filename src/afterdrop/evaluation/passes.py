@@ -13,8 +13,8 @@ from torch import Tensor
 from afterdrop.errors import DataError
 from afterdrop.evaluation.chunks import split_evenly
 from afterdrop.masks.control import Control
+from afterdrop.masks.model_output import output_tensor
 from afterdrop.masks.nested_inputs import take_rows
-from afterdrop.masks.outputs import output_tensor
 from afterdrop.masks.rows import Rows
 from afterdrop.masks.sites import Sites
 from afterdrop.masks.uniforms import Plan

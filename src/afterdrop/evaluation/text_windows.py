@@ -9,7 +9,7 @@ from torch import Tensor
 from afterdrop import kernels
 from afterdrop.data.stream import EvalStripes
 from afterdrop.evaluation.carried_states import carried_states
-from afterdrop.masks.mode import eval_mode
+from afterdrop.masks.eval_mode import eval_mode
 from afterdrop.models import LanguageModel
 from afterdrop.transfer import upload
 

@@ -12,9 +12,9 @@ from afterdrop.evaluation.chunks import split_evenly
 from afterdrop.evaluation.passes import memory_budget, plan_chunks, sample_ranges
 from afterdrop.family.member import Member
 from afterdrop.family.power_mean import PowerSums
-from afterdrop.masks.mode import eval_mode
+from afterdrop.masks.eval_mode import eval_mode
+from afterdrop.masks.model_output import output_tensor
 from afterdrop.masks.nested_inputs import batch_size, take_rows
-from afterdrop.masks.outputs import output_tensor
 from afterdrop.masks.rows import Rows
 from afterdrop.masks.sites import Sites, find_sites
 from afterdrop.masks.uniforms import Plan, Scheme

@@ -14,7 +14,7 @@ from afterdrop.evaluation.engines.text import StreamSettings, with_streams
 from afterdrop.evaluation.passes import Chunks, memory_budget, plan_chunks, sample_ranges
 from afterdrop.family.member import Member
 from afterdrop.family.power_mean import PowerSums
-from afterdrop.masks.mode import eval_mode
+from afterdrop.masks.eval_mode import eval_mode
 from afterdrop.masks.nested_inputs import take_rows
 from afterdrop.masks.rows import Rows
 from afterdrop.masks.sites import Sites, find_sites

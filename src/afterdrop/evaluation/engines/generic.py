@@ -31,7 +31,7 @@ from afterdrop.evaluation.passes import (
 from afterdrop.evaluation.pipeline import Pieces
 from afterdrop.evaluation.protocol import SAMPLE_NODES, Protocol
 from afterdrop.family.temperature import NODES
-from afterdrop.masks.row_masks import keep_mask
+from afterdrop.masks.row_masks import draw_mask
 from afterdrop.masks.rows import Rows
 from afterdrop.masks.sites import Sites
 from afterdrop.transfer import upload
@@ -139,7 +139,7 @@ class Worker:
         """Draws and sums plainly from here on; results of batches before are as good."""
         self.fused = self._uses_kernels = False
         if self.control is not None:
-            self.control.draw = keep_mask
+            self.control.draw = draw_mask
 
     def _shrinking(self, batch: Batch, number: int) -> Results:
         """The sampled results on their device, in chunks that get smaller if memory runs out."""
