@@ -9,6 +9,7 @@ import kernel_device
 import pytest
 import tiny_run
 import torch
+from afterdrop.evaluation.protocol import Protocol
 from torch import nn
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources
@@ -21,7 +22,6 @@ from afterdrop.evaluation.engines.kernel_sums import why_not as why_not_summed
 from afterdrop.evaluation.engines.text import LanguageWorker, StreamSettings, _fused, evaluate_text
 from afterdrop.evaluation.engines.text_fused import FusedLanguageWorker
 from afterdrop.evaluation.engines.text_fused import why_not as why_not_evaluated
-from afterdrop.evaluation.protocol import Protocol
 from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel, LanguageModelConfig
 from afterdrop.models.fused import DeterministicPass, why_not_fused
@@ -333,7 +333,7 @@ def test_a_model_of_your_own_is_evaluated_without_kernels_that_cannot_run(monkey
     wanted = ad.evaluate(net, data, grid=ad.Grid((0, 1), (0, 1)), num_samples=4)
     monkeypatch.setattr(kernels, "why_not", lambda device: None)
     monkeypatch.setattr(kernels._partitions, "reason", "not under test")
-    monkeypatch.setattr("afterdrop.kernels.mask_ops.fused_keep_mask", failing(FAILURES[3]))
+    monkeypatch.setattr("afterdrop.kernels.mask_ops.fused_draw_mask", failing(FAILURES[3]))
     with pytest.warns(UserWarning, match="C compiler") as told:
         found = ad.evaluate(net, data, grid=ad.Grid((0, 1), (0, 1)), num_samples=4)
     assert len(told) == 1

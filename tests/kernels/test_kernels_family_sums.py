@@ -10,8 +10,8 @@ import math
 import kernel_device
 import pytest
 import torch
-
 from afterdrop.evaluation.accumulators import MeanTemper, at_targets, cross_entropies
+
 from afterdrop.family.partition_ladder import HALVES_EVERY, PartitionLadder
 from afterdrop.family.power_mean import log_power_mean
 from afterdrop.family.temperature import Nodes

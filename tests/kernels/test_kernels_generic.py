@@ -9,9 +9,9 @@ from torch import nn
 import afterdrop as ad
 from afterdrop.kernels import mask_ops
 from afterdrop.kernels.family_sums import LOWEST_MEAN_LOG_P
-from afterdrop.kernels.mask_ops import fused_keep_mask
+from afterdrop.kernels.mask_ops import fused_draw_mask
 from afterdrop.masks.layout import Layout
-from afterdrop.masks.row_masks import keep_mask as plain_keep_mask
+from afterdrop.masks.row_masks import draw_mask
 from afterdrop.masks.rows import Rows
 from afterdrop.masks.uniforms import Plan, site_key
 
@@ -48,10 +48,11 @@ LAYOUTS = [
 )
 def test_masks_are_those_of_the_plain_form_to_the_bit(device, plan, samples, multipliers):
     rows = Rows(plan, multipliers, samples, torch.tensor([3, 99], device=device))
+    rates = rows.multipliers.rates("x", 0.6)
     for shape, layout in LAYOUTS:
         like, key = torch.zeros(shape(len(rows)), device=device), site_key(1, "x", 0)
-        fast = fused_keep_mask(rows, key, layout, like, 0.6)
-        plain = plain_keep_mask(rows, key, layout, like, 0.6)
+        fast = fused_draw_mask(rows, key, layout, like, rates)
+        plain = draw_mask(rows, key, layout, like, rates)
         assert torch.equal(fast.mask, plain.mask)
         assert (fast.dim, fast.sizes) == (plain.dim, plain.sizes)
         assert torch.equal(torch.as_tensor(fast.rate).cpu(), torch.as_tensor(plain.rate).cpu())
@@ -80,14 +81,15 @@ def test_dropout_is_that_of_the_plain_form_to_the_bit(device, dtype, kind, multi
     rows, there = (
         Rows(plan, multipliers, range(20, 38), examples.to(where)) for where in (device, "cpu")
     )
+    rates = rows.multipliers.rates("x", 0.6)
     for shape, layout in LAYOUTS:
         x, key = strided(shape(len(rows)), dtype, device, kind), site_key(1, "x", 0)
         before = x.clone()
-        fast = fused_keep_mask(rows, key, layout, x, 0.6).drop(x)
+        fast = fused_draw_mask(rows, key, layout, x, rates).drop(x)
         assert fast.shape == x.shape
         # That of a CPU: a GPU's own takes 1 / (1 - rate) in another way where it is one number.
         fast, plain = fast.cpu(), x.cpu()
-        slow = plain_keep_mask(there, key, layout, plain, 0.6).drop(plain)
+        slow = draw_mask(there, key, layout, plain, rates).drop(plain)
         # The interpreter cuts off what a device rounds to bfloat16.
         cut = device.type == "cpu" and dtype == torch.bfloat16
         rtol = torch.finfo(dtype).eps if cut else 0
@@ -101,8 +103,8 @@ def test_dropout_of_whole_features_is_that_of_the_plain_form(device):
     rows = Rows(Plan(4), (1.0,), range(2), torch.tensor([3, 4], device=device))
     x = torch.randn(4, 3, 5, device=device)
     like = x.new_empty(()).expand(4, 3, 1)
-    fast = fused_keep_mask(rows, 9, Layout(0), like, 0.5).drop(x)
-    assert torch.equal(fast, plain_keep_mask(rows, 9, Layout(0), like, 0.5).drop(x))
+    fast = fused_draw_mask(rows, 9, Layout(0), like, (0.5,)).drop(x)
+    assert torch.equal(fast, draw_mask(rows, 9, Layout(0), like, (0.5,)).drop(x))
 
 
 SCORES = [
@@ -121,14 +123,15 @@ SCORES = [
 def test_attention_has_the_weights_and_masks_of_the_plain_form(device, dtype, causal, multipliers):
     plan = Plan(40, seed=5)
     rows = Rows(plan, multipliers, range(20, 38), torch.tensor([3, 99], device=device))
+    rates = rows.multipliers.rates("x", 0.6)
     for shape, layout in SCORES:
         scores = torch.randn(shape(len(rows)), device=device).mul_(10).to(dtype)
         scores.view(-1)[1::7] = float("-inf")
         scores[:, ..., 0] = 1  # every query sees a key,
         scores[-1, ..., -1, :] = float("-inf")  # but for one
         key = site_key(1, "x", 0)
-        slow = plain_keep_mask(rows, key, layout, scores, 0.6).attention(scores.clone(), causal)
-        fast = fused_keep_mask(rows, key, layout, scores, 0.6).attention(scores.clone(), causal)
+        slow = draw_mask(rows, key, layout, scores, rates).attention(scores.clone(), causal)
+        fast = fused_draw_mask(rows, key, layout, scores, rates).attention(scores.clone(), causal)
         # A softmax in float32 (or wider) that is rounded once, where the plain form rounds twice.
         rtol = 1e-6 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
         torch.testing.assert_close(fast, slow, rtol=rtol, atol=1e-7, equal_nan=True)
@@ -143,7 +146,7 @@ def test_attention_of_more_keys_than_fit_is_left_to_the_plain_form(device, monke
     found = []
     for longest in (4096, 4):
         monkeypatch.setattr(mask_ops, "_LONGEST_LINE", longest)
-        mask = mask_ops.fused_keep_mask(rows, 9, Layout(0), scores, 0.5)
+        mask = mask_ops.fused_draw_mask(rows, 9, Layout(0), scores, (0.5,))
         found.append(mask.attention(scores.clone(), True))
     torch.testing.assert_close(*found)
 
@@ -152,14 +155,14 @@ def test_the_result_lies_in_memory_as_the_input_does(device):
     """As torch's own dropout leaves it: whoever views the result next needs no copy."""
     rows = Rows(Plan(4), (1.0,), range(2), torch.tensor([3, 4], device=device))
     x = torch.randn(7, 4, 6, device=device).transpose(0, 1)
-    assert fused_keep_mask(rows, 9, Layout(0), x, 0.5).drop(x).stride() == x.stride()
+    assert fused_draw_mask(rows, 9, Layout(0), x, (0.5,)).drop(x).stride() == x.stride()
 
 
 def test_masks_without_rows_are_left_to_the_plain_form(device):
     rows = Rows(Plan(4), (1.0,), range(1), torch.tensor([3], device=device))
     like = torch.zeros(7, device=device)
-    fast = fused_keep_mask(rows, 9, Layout(None), like, 0.5)
-    assert torch.equal(fast.mask, plain_keep_mask(rows, 9, Layout(None), like, 0.5).mask)
+    fast = fused_draw_mask(rows, 9, Layout(None), like, (0.5,))
+    assert torch.equal(fast.mask, draw_mask(rows, 9, Layout(None), like, (0.5,)).mask)
 
 
 def evaluations(monkeypatch, device, scale):

@@ -30,7 +30,7 @@ from afterdrop.evaluation.resume_store import ResumeStore
 from afterdrop.evaluation.scores.schema import name_of
 from afterdrop.evaluation.scores.scores import Scores
 from afterdrop.family.temperature import Nodes
-from afterdrop.masks.mode import eval_mode
+from afterdrop.masks.eval_mode import eval_mode
 from afterdrop.masks.nested_inputs import take_rows
 from afterdrop.masks.sites import Sites, check_model, find_sites
 from afterdrop.models.fingerprint import fingerprint

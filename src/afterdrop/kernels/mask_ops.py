@@ -1,7 +1,7 @@
 """Masks of any site, and dropout with them, in one kernel each.
 
-The fast form of `masks.row_masks.keep_mask` and of `Keep.drop`, to the bit, and of
-`Keep.attention`. Dropout reads its tensor and writes the result; its mask never leaves the
+The fast form of `masks.row_masks.draw_mask` and of `RowMask.drop`, to the bit, and of
+`RowMask.attention`. Dropout reads its tensor and writes the result; its mask never leaves the
 registers.
 
 Letters as in `dropout`, whose kernels these are.
@@ -21,8 +21,8 @@ from torch import Tensor
 from afterdrop.kernels import mask_kernels
 from afterdrop.kernels.uniform import Draws, cuts, draws, why_not_drawn
 from afterdrop.masks import row_masks as plain
-from afterdrop.masks.keep import Keep
 from afterdrop.masks.layout import Layout, coordinates
+from afterdrop.masks.row_masks import RowMask
 from afterdrop.masks.rows import Rows
 from afterdrop.masks.uniforms import hashed
 
@@ -115,7 +115,7 @@ class _MaskDraw:
         )
 
 
-class FusedKeep(Keep):
+class FusedRowMask(RowMask):
     """A mask that is only made if something else than `drop` asks for it."""
 
     draw: _MaskDraw
@@ -136,7 +136,7 @@ class FusedKeep(Keep):
         return mask.view(M, S, P, *self.draw.coords).movedim((0, 1, 2), (at, at + 1, at + 2))
 
     def drop(self, x: Tensor) -> Tensor:
-        """See `Keep.drop`."""
+        """See `RowMask.drop`."""
         S, P, M, U = self.draw.sizes
         if x.numel() != S * P * M * U:  # what a mask value is shared by
             return super().drop(x)
@@ -163,7 +163,7 @@ class FusedKeep(Keep):
         return out
 
     def attention(self, scores: Tensor, causal: bool) -> Tensor:
-        """See `Keep.attention`."""
+        """See `RowMask.attention`."""
         *_, queries, keys = scores.shape
         rows_first = self.draw.at == 0 and scores.dim() > 2 and scores.is_contiguous()
         if not rows_first or keys > _LONGEST_LINE:
@@ -183,22 +183,23 @@ def _viewed(x: Tensor, outside: tuple[int, int], inner: tuple[int, ...]) -> Tens
     return None
 
 
-def fused_keep_mask(rows: Rows, key: int, layout: Layout, like: Tensor, rate: float) -> Keep:
-    """See `masks.row_masks.keep_mask`, which does what these kernels do not."""
+def fused_draw_mask(
+    rows: Rows, key: int, layout: Layout, like: Tensor, rates: tuple[float, ...]
+) -> RowMask:
+    """See `masks.row_masks.draw_mask`, which does what these kernels do not."""
     shape = list(like.shape)
     if layout.dim is None or shape[layout.dim] % len(rows) or not like.numel():
-        return plain.keep_mask(rows, key, layout, like, rate)
+        return plain.draw_mask(rows, key, layout, like, rates)
     if why_not_drawn(rows.plan):
-        return plain.keep_mask(rows, key, layout, like, rate)
+        return plain.draw_mask(rows, key, layout, like, rates)
     found = _draws(rows.plan, like.device)
     if rows.samples.stop > (rows.samples.start // found.size + 1) * found.size:
-        return plain.keep_mask(rows, key, layout, like, rate)
+        return plain.draw_mask(rows, key, layout, like, rates)
     coords, at, flattened = coordinates(shape, layout, len(rows))
-    rates = tuple(m * rate for m in rows.multipliers)
     examples = rows.keys(layout).to(like.device)
     draw = _MaskDraw(rows, examples, key, tuple(coords), at, rates, like, found)
     column = [len(rates)] + [1] * (len(coords) + 2 - at)
     three = (len(rates), len(rows.samples), len(rows.examples))
     sizes = (*flattened, *three) if at > layout.dim else (*three, *flattened)
     each = draw.numbers[0][0].view(column) if len(rates) > 1 else rates[0]
-    return FusedKeep(draw, each, layout.dim, sizes)
+    return FusedRowMask(draw, each, layout.dim, sizes)

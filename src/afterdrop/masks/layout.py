@@ -1,9 +1,11 @@
 """Where the rows of a pass lie in the tensor that a mask belongs to.
 
 A controlled pass runs M multipliers × S samples × B examples as the rows of one batch, in that
-order. A dropout site sees them somewhere in its tensor: as a dimension of its own, or flattened
-with others ([rows · windows, ...] in Swin, [time · rows, ...] in time-major models). `Layout` says
-where; a dry run finds it once.
+order. In the tensor of a dropout site, the rows are a dimension of their own or are flattened with
+another one ([rows · windows, ...] in Swin, [time · rows, ...] in time-major models). `Layout` says
+where they are; dry runs find it once.
+
+Legend: M multipliers, S samples, B examples.
 """
 
 import dataclasses
@@ -21,11 +23,13 @@ class Layout:
     """Where the rows lie in the tensor of a mask.
 
     Args:
-        dim: The dimension that holds the rows, or None if the mask has none.
-        order: Whether what is flattened with the rows varies inside a row ("inner") or outside.
-        varies: Without rows: whether the mask's shape still follows the batch (packed sequences).
-        stream: Whether the mask belongs to a stream of examples (windows of a text), not to each.
-        scaled: Whether the rate comes from a declared attribute, which is scaled already.
+        dim: The dimension that holds the rows, or None if all rows share the mask.
+        order: Whether a dimension that is flattened with the rows varies faster than they do
+            ("inner": [rows · n, ...]) or slower ("outer": [n · rows, ...]).
+        varies: If rows share the mask: whether its shape depends on the batch nevertheless (packed
+            sequences).
+        stream: Whether examples of a stream (windows of a text) share the mask.
+        scaled: Whether the rate comes from a declared attribute, which is already scaled.
     """
 
     dim: int | None
@@ -36,13 +40,23 @@ class Layout:
 
 
 def coordinates(shape: list[int], layout: Layout, rows: int) -> tuple[list[int], int, list[int]]:
-    """Sizes inside an example, where the rows come between them, and what is flattened there."""
+    """The shape of an example's mask, where the rows are inserted into it, and what they contain.
+
+    Args:
+        shape: The shape of the mask of all rows.
+        layout: Where the rows lie in it; `dim` is not None.
+        rows: The number of rows.
+
+    Returns:
+        The sizes inside an example; the position of the rows between them; the size that is
+        flattened with the rows, as a list of at most one number.
+    """
     assert layout.dim is not None
     per_row, rest = divmod(shape[layout.dim], rows)
     if rest:
         raise SiteError(
             f"a mask of shape {tuple(shape)} does not divide into {rows} rows along dimension "
-            f"{layout.dim} as it did in the dry run; its shape depends on more than the batch"
+            f"{layout.dim} as it did in the dry run; make its shape depend on the batch size only"
         )
     flattened = [per_row] if per_row > 1 else []
     at = layout.dim + (layout.order == "outer" and per_row > 1)
@@ -54,15 +68,19 @@ def probe_layout(
     after: tuple[Sequence[int], Tensor | None],
     rows: int,
 ) -> list[Layout]:
-    """Layouts that a mask may have, from passes with `rows` rows and with these twice.
+    """Layouts that a mask may have, from a pass with `rows` rows and one with these rows twice.
 
-    Both passes drop nothing, so equal rows hold equal values: that tells [rows · n, ...] from
-    [n · rows, ...]. Where values do not tell (masks that the model draws itself), both remain.
+    Both passes drop nothing, so equal rows hold equal values. This distinguishes [rows · n, ...]
+    from [n · rows, ...]. Without values (for masks that the model draws itself), both remain.
 
     Args:
-        before: Shape of the mask with `rows` rows, and the values that it belongs to.
+        before: The shape of the mask with `rows` rows, and the values to be dropped.
         after: The same with 2 · rows rows.
-        rows: Number of rows in `before`.
+        rows: The number of rows in `before`.
+
+    Example:
+        >>> probe_layout(((3, 5), None), ((6, 5), None), rows=3)
+        [Layout(dim=0, order='inner', varies=False, stream=False, scaled=False)]
     """
     old, new = list(before[0]), list(after[0])
     if old == new:

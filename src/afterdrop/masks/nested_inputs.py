@@ -1,4 +1,4 @@
-"""Tensors in nested inputs, and copies of some of their examples."""
+"""Nested inputs (tuples, lists and mappings of tensors): their batch size and copies of rows."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,8 +14,8 @@ def batch_size(inputs: Any, batch_dim: int) -> int:
         if tensor.dim() > batch_dim:
             return tensor.shape[batch_dim]
     raise DataError(
-        f"no input tensor has a dimension {batch_dim}; give tensors (or tuples or dicts of them) "
-        "whose batch dimension is batch_dim"
+        f"no input tensor has a dimension batch_dim={batch_dim}; pass tensors (or tuples or dicts "
+        "of tensors) with a batch dimension, and its index as batch_dim"
     )
 
 
@@ -31,9 +31,21 @@ def tensors(inputs: Any) -> list[Tensor]:
 
 
 def take_rows(inputs: Any, batch_dim: int, batch: int, start: int, stop: int, copies: int) -> Any:
-    """Copies of the examples start:stop of nested inputs, `copies` times after each other.
+    """Copies the examples start:stop of nested inputs.
 
-    A tensor follows the batch if its `batch_dim` has size `batch`; everything else is passed on.
+    Args:
+        inputs: Tensors whose dimension `batch_dim` has size `batch` are copied; everything else is
+            returned as it is.
+        batch_dim: The batch dimension.
+        batch: The batch size.
+        start: The first example.
+        stop: The end of the examples.
+        copies: How often the examples are repeated, one copy of all of them after the other.
+
+    Example:
+        >>> import torch
+        >>> take_rows({"x": torch.tensor([5, 6, 7]), "scale": 2.0}, 0, 3, 0, 2, copies=2)
+        {'x': tensor([5, 6, 5, 6]), 'scale': 2.0}
     """
     if isinstance(inputs, Tensor):
         if inputs.dim() <= batch_dim or inputs.shape[batch_dim] != batch:

@@ -1,4 +1,14 @@
-"""Every dropout site of a module: what is random, at which rate, and how it is controlled."""
+"""Every dropout site of a module: what is random, at which rate, and how it is controlled.
+
+`find_sites` verifies what it finds by dry runs:
+    1. discover      in train mode: which operators ask for masks, which modules draw other random
+                     numbers or change their buffers (these stay in eval mode from here on)
+    2. confirm       with these modules in eval mode: no site of the first pass may be lost
+    3. find layouts  with twice the rows, and with one row: where the rows lie in each mask, and
+                     whether rows are independent, so that samples can be batched with the examples
+    4. check eval    with every rate at 0, the output must be that of model.eval()
+What cannot be verified raises a `SiteError` that names the modules and the remedy.
+"""
 
 import dataclasses
 from collections import Counter
@@ -9,19 +19,29 @@ import torch
 from torch import nn
 
 from afterdrop.errors import SiteError
-from afterdrop.masks.control import Control, Place, Visit
+from afterdrop.masks.batching import find_layouts
+from afterdrop.masks.control import Control
+from afterdrop.masks.discovery import check_declared, confirm, discover
 from afterdrop.masks.dry_run import DryRun
+from afterdrop.masks.eval_equivalence import check_eval_output
 from afterdrop.masks.layout import Layout
-from afterdrop.masks.outputs import full_precision
+from afterdrop.masks.mask_source import Place
+from afterdrop.masks.model_output import full_precision
+from afterdrop.masks.recorder import Visit
 
 _NORMS = nn.modules.batchnorm._NormBase
 
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """A dropout site: a module, the operator, its rate, and how often one pass runs it.
+    """A dropout site.
 
-    `rate` is None for masks that the model draws itself in a way that does not show the rate.
+    Attributes:
+        name: The name of the module; "#1" and so on are appended to its second and later sites.
+        op: The operator.
+        rate: The probability of dropping, or None if the model draws the mask itself in a way that
+            does not show the rate.
+        calls: How often a forward pass runs it.
     """
 
     name: str
@@ -36,11 +56,14 @@ class Sites:
 
     Attributes:
         sites: The dropout sites.
-        off: Modules left in eval mode because their training-time behaviour is not dropout, with
+        off: Modules kept in eval mode because their training-time behaviour is not dropout, with
             what they would have done.
         rates: Declared attributes that hold rates.
-        batched: Whether samples run as extra rows of a batch; `reason` says why not.
+        batched: Whether samples run as extra rows of a batch.
+        reason: If not, why.
         row_bytes: Bytes alive at the peak of a pass, per row.
+        held: Names of all modules that stay in eval mode.
+        layouts: Where the rows lie in each mask.
     """
 
     sites: tuple[Site, ...]
@@ -60,16 +83,16 @@ class Sites:
 
     @property
     def calls(self) -> int:
-        """Random operations in one pass."""
+        """The number of random operations per pass."""
         return sum(site.calls for site in self.sites)
 
     @property
     def shared(self) -> bool:
-        """Whether examples share a mask, so that their mask errors are not independent."""
+        """Whether examples share a mask, which makes their mask errors dependent."""
         return any(layout.dim is None for layout in self.layouts.values())
 
     def control(self, model: nn.Module) -> Control:
-        """The control of `model` that these dry runs found."""
+        """A control of `model`, in which these sites were found."""
         return Control(model, self.held, self.rates, self.layouts)
 
     def __str__(self) -> str:
@@ -78,21 +101,21 @@ class Sites:
         for site in self.sites:
             rate = "own" if site.rate is None else f"{site.rate:.4g}"
             lines.append(f"{site.name:<{width}}  {site.op:<15}  {rate:>6}  {site.calls:>5}")
-        how = "batched with the examples" if self.batched else f"one pass each ({self.reason})"
-        lines.append(f"{len(self)} sites, {self.calls} random operations a pass; samples: {how}")
+        how = "batched with the examples" if self.batched else f"one per pass ({self.reason})"
+        lines.append(f"{len(self)} sites, {self.calls} random operations per pass; samples: {how}")
         lines += [f"left off: {name or '(root)'}: {what}" for name, what in self.off]
         return "\n".join(lines)
 
 
 def check_model(model: object) -> None:
-    """Refuses what is no module, and what no control reaches."""
+    """Checks that a model is a module whose operators can be intercepted."""
     if not isinstance(model, nn.Module):
         kind = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
-        raise SiteError(f"model is {kind}; give a torch.nn.Module that was made")
+        raise SiteError(f"model is {kind}; pass an instance of torch.nn.Module")
     if hasattr(model, "_orig_mod"):
         raise SiteError(
-            "the model went through torch.compile, where its masks are out of reach; give the one "
-            "before, model._orig_mod"
+            "the model is compiled by torch.compile, which hides its masks; pass the original "
+            "module, model._orig_mod"
         )
 
 
@@ -104,29 +127,31 @@ def find_sites(
     batch_dim: int = 0,
     **kwargs: Any,
 ) -> Sites:
-    """Finds every dropout site of a module by dry runs on an input; changes nothing.
+    """Finds every dropout site of a module.
+
+    Runs the model on the inputs a few times and leaves it unchanged.
 
     Args:
         model: Any module.
-        *inputs: Positional inputs of the model, a few examples.
+        *inputs: Positional inputs of the model: a batch of a few examples.
         rates: Dotted paths of attributes that hold the rates of masks which the model draws
             itself (locked, embedding or weight dropout), such as "dropouti" or "encoder.p".
-        noise: Names of modules whose random draws are not dropout and stay off.
+        noise: Names of modules whose random draws are not dropout; they stay in eval mode.
         batch_dim: The batch dimension of the input tensors.
         **kwargs: Keyword inputs of the model.
 
     Returns:
-        The sites; prints as a table.
+        The sites. They print as a table.
 
     Raises:
-        SiteError: If there is no dropout, or random draws that cannot be controlled.
+        SiteError: If the model has no dropout, or random draws that cannot be controlled.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 2))
         >>> print(find_sites(net, torch.randn(3, 4)))
         site  operator           rate  calls
         1     dropout             0.5      1
-        1 sites, 1 random operations a pass; samples: batched with the examples
+        1 sites, 1 random operations per pass; samples: batched with the examples
     """
     check_model(model)
     rates = (rates,) if isinstance(rates, str) else tuple(rates)
@@ -136,18 +161,20 @@ def find_sites(
         raise SiteError(f"noise={noise!r}: the model has no module {sorted(unknown)}")
     dry = DryRun(model, inputs, kwargs, rates, batch_dim)
     with torch.no_grad(), full_precision(), dry.undone():
-        # Norms with a forward of their own are looked at first: they may contain dropout.
+        # A norm with a forward of its own may contain dropout, so it is not held from the start.
         held = {n for n, m in model.named_modules() if _is_plain_norm(m)} | set(noise)
-        visits, row_bytes, off = dry.discover(held)
-        dry.check_declared(visits, off)
-        held |= {name for name, _ in off}
-        if off:
-            visits = dry.confirm(held, visits)
-        layouts, batched, reason = dry.double(held, visits)
-        dry.compare(held, layouts)
-    left = tuple(off) + tuple((name, "declared as noise") for name in noise)
-    found = _sites(visits)
-    return Sites(found, left, rates, batched, reason, row_bytes, frozenset(held), layouts)
+        found = discover(dry, held)
+        check_declared(found, rates)
+        visits, output = found.visits, found.output
+        if found.off:
+            held |= {name for name, _ in found.off}
+            visits, output = confirm(dry, held, visits)
+        layouts, batched, reason = find_layouts(dry, held, visits)
+        check_eval_output(dry, held, layouts, output)
+    off = (*found.off, *((name, "declared as noise") for name in noise))
+    return Sites(
+        _sites(visits), off, rates, batched, reason, found.row_bytes, frozenset(held), layouts
+    )
 
 
 def _is_plain_norm(module: nn.Module) -> bool:

@@ -1,17 +1,18 @@
-"""Uniform draws that depend on what they are for, never on when or where they are made.
+"""Counter-based uniform draws: they depend on what they are for, not on when they are made.
 
-Every number is a pure function of (seed, site, call, sample, example, coordinates in the example):
-the same masks whatever the batch size, chunking, order of evaluation or device. Integer arithmetic
-only, so a CPU and a GPU agree to the bit. One uniform serves every multiplier: a unit is dropped
-when u < multiplier · rate, which makes members at neighbouring multipliers comparable.
+Every number is a pure function of (seed, site, call, sample, example, coordinates in the example).
+Masks are thus the same for any batch size, chunking, order of evaluation and device. All arithmetic
+is on integers, so that a CPU and a GPU agree to the bit. One uniform serves every multiplier: a
+unit is dropped when u < multiplier · rate, which makes members at neighbouring multipliers
+comparable.
 
 Legend: K samples, S samples of this call, B examples, `coords` sizes of the other dimensions.
 
 Schemes, each with two independent halves (the bias correction and the mask error need them):
     lhs         Latin hypercube over the samples of a block: u = (π(k) + v)/K' with a permutation π
-                of the K' strata and an offset v per unit; every unit is dropped in the right share
-                of the samples. π comes from a table of permutations and all their rotations, so
-                that each sample sees all strata equally often.
+                of the K' strata and an offset v per unit; every unit is dropped in the expected
+                share of the samples. π is a column of a table of permutations and all their
+                rotations, so that each sample sees all strata equally often.
     iid         independent uniforms
     antithetic  pairs u, 1 − u
 """
@@ -33,27 +34,27 @@ Scheme = Literal["lhs", "iid", "antithetic"]
 SCHEMES: tuple[Scheme, ...] = ("lhs", "iid", "antithetic")
 
 _GOLDEN = -0x61C8864680B583EB  # 2^64 / golden ratio, as a signed 64-bit integer
-# Longest Latin hypercube; longer halves consist of several. The longer one is, the fewer are its
-# permutations, and two units that share one but for a rotation drop together or apart for good: at
-# 128 samples that adds a sixth to the variance of what depends on pairs of units, at 512 it would
-# be nearly four times as large, and no smaller than at 256.
+# The longest Latin hypercube; longer halves consist of several. The longer it is, the fewer base
+# permutations fit the table, and two units with rotations of the same one are dependent in every
+# sample. With 128 samples this adds a sixth to the variance of a statistic of pairs of units; with
+# 512 the variance would be nearly four times as large, and not smaller than with 256.
 _BLOCK_LIMIT = 128
-_TABLE_COLUMNS = 32768  # permutations per table: a pair of units shares one once in 32768
+_TABLE_COLUMNS = 32768  # permutations per table: one pair of units in 32768 shares one
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The samples of an evaluation: how many, how drawn, in which independent blocks.
+    """The samples of an evaluation: their number, how they are drawn, and the independent blocks.
 
     Args:
-        num_samples: K, even (two halves), or 1.
+        num_samples: K, an even number (two halves) or 1.
         seed: Any integer.
         scheme: "lhs", "iid" or "antithetic".
-        blocks: Independent blocks, a power of two; 2 gives the halves, more also give the curve
-            over K, whose points are merged blocks (a prefix of a Latin hypercube is not one).
+        blocks: The number of independent blocks, a power of two. 2 gives the halves; more also give
+            a curve over K, whose points merge blocks (a prefix of a Latin hypercube is not one).
 
     Raises:
-        DataError: If the numbers do not go together; the message says which do.
+        DataError: If the numbers are not compatible; the message suggests some that are.
 
     Example:
         >>> Plan(100).spans
@@ -97,7 +98,7 @@ class Plan:
 
 
 def site_key(seed: int, *parts: object) -> int:
-    """A 64-bit key of a site and call: a cryptographic hash, so that no two sites are related.
+    """A 64-bit key of a site and call: a cryptographic hash, so that all sites are independent.
 
     Example:
         >>> site_key(0, "encoder.dropout", 0) != site_key(0, "encoder.dropout", 1)
@@ -118,12 +119,12 @@ def uniforms(
     """Uniforms in [0, 1), float32.
 
     Args:
-        plan: Number of samples, seed and scheme.
+        plan: The number of samples, the seed and the scheme.
         key: From `site_key`.
-        samples: Which samples.
+        samples: The indices of the S samples to draw.
         examples: [B] numbers of the examples, or None for draws that all examples share.
-        coords: Sizes of the dimensions inside an example.
-        device: Where the result is made.
+        coords: The sizes of the dimensions inside an example.
+        device: The device of the result.
 
     Returns:
         [S, B, *coords], with B = 1 if `examples` is None.
@@ -148,7 +149,7 @@ def uniforms(
 
 @lru_cache(maxsize=64)
 def blocks(plan: Plan) -> tuple[range, ...]:
-    """The independent blocks, those above the longest Latin hypercube split, if they can be evenly.
+    """The independent blocks, split further where longer than the longest Latin hypercube.
 
     Example:
         >>> blocks(Plan(4))
@@ -165,7 +166,7 @@ def blocks(plan: Plan) -> tuple[range, ...]:
 
 
 def _mix(x: Tensor) -> Tensor:
-    """A bijective 64-bit finaliser (splitmix64); `&` makes the arithmetic shifts logical."""
+    """The bijective 64-bit finaliser of splitmix64; `&` makes the arithmetic shifts logical."""
     x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
     x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
     return x ^ ((x >> 31) & 0x1FFFFFFFF)
@@ -176,8 +177,7 @@ def _coordinates(
 ) -> Tensor:
     """A 64-bit word per unit [B, *coords]: the sum of one hashed word per coordinate.
 
-    Summing per dimension, rather than numbering the units, keeps the words of an example when it
-    is padded to another length.
+    Unlike a number per unit, this sum does not change when an example is padded to another length.
     """
     if examples is None:
         examples = torch.zeros(1, dtype=torch.int64)
@@ -190,12 +190,12 @@ def _coordinates(
 
 
 def unit_words(key: int | Tensor, examples: Tensor) -> Tensor:
-    """The part of examples [B] in the words of their units; of keys [S, 1] that of each, [S, B]."""
+    """The term of the examples [B] in the words of their units; [S, B] for keys [S, 1]."""
     return _mix(_mix(examples) + key)
 
 
 def hashed(dim: int, size: int, device: torch.device | str) -> Tensor:
-    """The part of the positions [size] of a dimension in the words of units."""
+    """The term of the positions [size] along a dimension in the words of units."""
     return _mix(torch.arange(size, device=device) * _GOLDEN + (dim + 1))
 
 
@@ -219,7 +219,7 @@ def _latin(plan: Plan, block: int, size: int, local: range, units: Tensor) -> Te
 
 
 def _below(value: float) -> float:
-    """Largest offset that rounding cannot carry into the next stratum (or to 1)."""
+    """The largest offset that rounding cannot carry into the next stratum (or to 1)."""
     return value - 2.0**-23
 
 
@@ -229,7 +229,7 @@ def permutations(seed: int, block: int, size: int) -> Tensor:
         site_key(seed, "permutations", block, size) & 2**63 - 1
     )
     bases = max(1, _TABLE_COLUMNS // size)
-    # Not torch.rand, which may be the model's and under control while this is made.
+    # torch.rand could be intercepted here: tables are made while a model runs under control.
     draw = torch.ops.aten.rand.generator([bases, size], generator=generator, dtype=torch.float64)
     return draw.argsort(-1)
 

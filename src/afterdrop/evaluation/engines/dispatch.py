@@ -172,9 +172,9 @@ def operations_for(request: Request, model: nn.Module, device: torch.device) -> 
     if kernels.why_not(device) is not None:
         return [Operations()]
     from afterdrop.evaluation.engines import kernel_sums
-    from afterdrop.kernels.mask_ops import fused_keep_mask
+    from afterdrop.kernels.mask_ops import fused_draw_mask
 
-    masks = Operations(fused_keep_mask, kernels.partitions, None, kernels=True)
+    masks = Operations(fused_draw_mask, kernels.partitions, None, kernels=True)
     plain = Operations(partitions=kernels.partitions)
     if kernel_sums.supports(request, model, device) is not None:
         return [masks, plain]

@@ -25,7 +25,7 @@ from afterdrop.evaluation.scores.schema import Results
 from afterdrop.family.temperature import partitions
 from afterdrop.masks.control import Control
 from afterdrop.masks.nested_inputs import take_rows
-from afterdrop.masks.row_masks import keep_mask
+from afterdrop.masks.row_masks import draw_mask
 from afterdrop.masks.rows import Rows
 from afterdrop.masks.sites import Sites
 from afterdrop.masks.uniforms import Plan
@@ -42,7 +42,7 @@ class Operations:
         kernels: Whether any of these is a kernel.
     """
 
-    draw: Callable[..., Any] = keep_mask
+    draw: Callable[..., Any] = draw_mask
     partitions: Partitions = partitions
     sums: Callable[[EvaluationProtocol, Tensor, int], KernelAccumulator] | None = None
     kernels: bool = False
@@ -87,7 +87,7 @@ class ModelPasses:
     """
 
     def __init__(
-        self, model: nn.Module, sites: Sites, batch_dim: int, draw: Callable[..., Any] = keep_mask
+        self, model: nn.Module, sites: Sites, batch_dim: int, draw: Callable[..., Any] = draw_mask
     ) -> None:
         self.control, self.batch_dim = sites.control(model), batch_dim
         self.control.draw = draw
@@ -139,12 +139,12 @@ def run_samples(
     Args:
         control: Controls the model's masks.
         plan: The samples.
-        multipliers: Those that run together. One alone also scales declared rates.
+        multipliers: Those that run together; declared rates allow one only.
         at_once: Samples per chunk.
         add: Runs a chunk of samples and takes what comes out.
         end_block: Called after each independent block.
     """
-    with control.prepared(multipliers[0] if len(multipliers) == 1 else 1.0):
+    with control.prepared(multipliers):
         for block in sample_ranges(plan, at_once):
             for samples in block:
                 add(samples)

@@ -21,6 +21,7 @@ from afterdrop.kernels.family_masks import LevelMask, SiteWords, drop_rows, mask
 from afterdrop.kernels.log_constants import LOG2E
 from afterdrop.kernels.lstm_stack import padded
 from afterdrop.kernels.uniform import cuts, draws, words
+from afterdrop.masks.rates import Multipliers
 from afterdrop.masks.uniforms import site_key, unit_words
 from afterdrop.models.fused import Copies
 from afterdrop.transfer import upload
@@ -52,9 +53,12 @@ class SampledFeatures:
         self.width = padded(self.size + BIASES - 1)
         self._buffers: dict[str, Tensor] = {}
         self._drops = {name: module for name, module in self._modules() if module.rate > 0}
-        multipliers = torch.tensor(self.multipliers, dtype=torch.float64)
+        multipliers = Multipliers(self.multipliers)
         self._cuts = {
-            name: cuts((multipliers * module.rate).float(), self.draws.size).to(self.device)
+            name: cuts(
+                torch.tensor(multipliers.rates(name, module.rate), dtype=torch.float32),
+                self.draws.size,
+            ).to(self.device)
             for name, module in self._drops.items()
         }
         keys = [site_key(self.plan.seed, name, 0, 0) for name in self._drops]

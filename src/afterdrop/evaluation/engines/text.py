@@ -125,7 +125,7 @@ class WindowPasses:
         if self.stream.carry == "deterministic":
             return self._passes.run(inputs, size, rows, examples)
         copies = len(rows.multipliers) * len(rows.samples)
-        key = f"{examples.start}-{tuple(rows.multipliers)}-{rows.samples}"
+        key = f"{examples.start}-{rows.multipliers.values}-{rows.samples}"
         if key not in self._states and int(rows.examples[0]) >= self.stream.stripes:
             raise DataError(
                 "the chunks of a sampled carry changed during the evaluation (memory ran out); "

@@ -1,9 +1,9 @@
-"""A dry run's second pair of eyes: what the operator level did not answer.
+"""Detection of random draws that the operator mode does not intercept.
 
-Under the function mode of `Control`, a dispatch mode sees every operation that reaches torch's
-kernels. One tagged as random that arrives here was not ours: noise, a library's own random
-kernel, or a scripted model. Python's and NumPy's global generators are watched as well. The same
-pass measures how many bytes are alive at once, from which chunks are sized.
+Below the operator mode, a dispatch mode sees every operation that reaches torch's kernels. If it is
+tagged as random, it was not intercepted: noise, a library's own random kernel, or a scripted model.
+Python's and NumPy's global generators are watched as well. The same pass measures how many bytes
+are alive at once; chunks are sized by this number.
 """
 
 import random
@@ -15,30 +15,35 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from afterdrop.masks.control import Control
+from afterdrop.masks.operator_mode import OperatorMode
 
 
 class Draw(NamedTuple):
-    """A random draw that the operator level did not answer."""
+    """A random draw that was not intercepted: the running module and the operation."""
 
     module: str
     op: str
 
 
 class Detector(TorchDispatchMode):
-    """Notes random draws outside control, state changes of modules, and peak memory.
+    """Records random draws that were not intercepted, changes of buffers, and peak memory.
 
     Args:
-        control: The control of the pass, which knows the running module.
+        mode: The operator mode of the pass, which knows the running module.
+
+    Attributes:
+        draws: The draws, in order.
+        changed: Names of modules that changed their buffers.
+        peak_bytes: The most bytes that were alive at once, besides the weights.
     """
 
-    def __init__(self, control: Control) -> None:
+    def __init__(self, mode: OperatorMode) -> None:
         super().__init__()
-        self.control = control
+        self.mode = mode
         self.draws: list[Draw] = []
         self.changed: set[str] = set()
         self.peak_bytes = 0
-        weights = [*control.model.parameters(), *control.model.buffers()]
+        weights = [*mode.model.parameters(), *mode.model.buffers()]
         self._weights = {tensor.untyped_storage().data_ptr() for tensor in weights}
         self._live: dict[int, int] = {}
         self._bytes = 0
@@ -64,7 +69,7 @@ class Detector(TorchDispatchMode):
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         if torch.Tag.nondeterministic_seeded in func.tags and _random(func, args, kwargs or {}):
-            self.draws.append(Draw(self.control.module, func.overloadpacket.__name__))
+            self.draws.append(Draw(self.mode.module, func.overloadpacket.__name__))
         for tensor in out if isinstance(out, list | tuple) else (out,):
             if isinstance(tensor, Tensor):
                 self._track(tensor)
@@ -84,7 +89,7 @@ class Detector(TorchDispatchMode):
 
     def _before(self, module: nn.Module, args: Any) -> None:
         self._watch_generators()
-        self._running.append((self.control.names.get(id(module), ""), _versions(module)))
+        self._running.append((self.mode.names.get(id(module), ""), _versions(module)))
 
     def _after(self, module: nn.Module, args: Any, output: Any) -> None:
         self._watch_generators()
@@ -93,15 +98,25 @@ class Detector(TorchDispatchMode):
             self.changed.add(name)
 
     def _watch_generators(self) -> None:
-        """Blames a draw from Python's or NumPy's global generator on the innermost module."""
+        """Attributes draws from Python's or NumPy's global generator to the innermost module."""
         now = _python_generators()
         if now != self._generators and self._running:
             self.draws.append(Draw(self._running[-1][0], "python random or numpy"))
         self._generators = now
 
 
+def describe_draws(draws: list[Draw]) -> str:
+    """The modules and operations of draws, for an error message.
+
+    Example:
+        >>> describe_draws([Draw("encoder", "randn"), Draw("", "rand"), Draw("", "rand")])
+        '(root) (rand), encoder (randn)'
+    """
+    return ", ".join(sorted({f"{draw.module or '(root)'} ({draw.op})" for draw in draws}))
+
+
 def _address(tensor: Tensor) -> int:
-    """Where the numbers lie; packed weights of oneDNN, which have no address, go by identity."""
+    """The data pointer; for packed weights of oneDNN, which have none, the object's identity."""
     try:
         return tensor.untyped_storage().data_ptr()
     except NotImplementedError:
@@ -109,7 +124,7 @@ def _address(tensor: Tensor) -> int:
 
 
 def _versions(module: nn.Module) -> list[int]:
-    """Identities and version counters of a module's own buffers: an update changes one of them."""
+    """Identities and version counters of a module's own buffers; any update changes one of them."""
     own = [b for b in module._buffers.values() if b is not None]
     return [number for b in own for number in (id(b), b._version)]
 
@@ -121,7 +136,7 @@ def _python_generators() -> tuple[Any, ...]:
 
 
 def _random(func: Any, args: Any, kwargs: dict[str, Any]) -> bool:
-    """Whether this call draws: fused kernels are tagged random even with a rate of 0."""
+    """Whether this call draws; fused kernels are tagged as random even at a rate of 0."""
     for number, argument in enumerate(func._schema.arguments):
         value = (
             args[number]

@@ -1,4 +1,4 @@
-"""A model's output: where its logits are, and when two of them are the same."""
+"""A model's output: where its logits are, and whether two of them are equal up to rounding."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -12,10 +12,17 @@ from afterdrop.masks.nested_inputs import tensors
 
 
 def output_tensor(output: Any) -> Tensor:
-    """The logits of what a model returned: a tensor, an object with `.logits`, a dict or a tuple.
+    """The logits in what a model returned.
+
+    Args:
+        output: A tensor, an object with `.logits`, a mapping or a (nested) sequence.
 
     Raises:
-        DataError: If there are no logits in it.
+        DataError: If it contains no logits.
+
+    Example:
+        >>> output_tensor({"logits": torch.zeros(2, 3), "hidden": torch.zeros(2, 9)}).shape
+        torch.Size([2, 3])
     """
     logits = output.get("logits") if isinstance(output, Mapping) else None
     logits = getattr(output, "logits", None) if logits is None else logits
@@ -37,7 +44,7 @@ def output_tensor(output: Any) -> Tensor:
 
 
 def close(output: Tensor, expected: Tensor) -> bool:
-    """Whether two outputs are the same but for rounding.
+    """Whether two outputs are equal up to rounding.
 
     Example:
         >>> close(torch.tensor([1.0, 2.0]), torch.tensor([1.0001, 2.0]))
@@ -59,12 +66,12 @@ def close(output: Tensor, expected: Tensor) -> bool:
 
 @contextlib.contextmanager
 def full_precision() -> Iterator[None]:
-    """Products of float32 without TF32, whose rounding would look like something that changed."""
+    """Disables TF32, whose rounding would look like a change of the output; restores it on exit."""
     cuda: Any = torch.backends.cuda.matmul
     cudnn: Any = torch.backends.cudnn
     try:
         precision, convolutions = torch.get_float32_matmul_precision(), cudnn.allow_tf32
-    except RuntimeError:  # set by torch's newer interface, which the older one does not read
+    except RuntimeError:  # set through torch's newer interface, which the older one refuses to read
         places = cuda, cudnn.conv, cudnn.rnn
         before = [place.fp32_precision for place in places]
         try:
