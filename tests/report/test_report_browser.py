@@ -10,7 +10,7 @@ from cases import EVIL, EVIL_FOLDER, evil_study
 from matplotlib.image import imread
 
 from afterdrop.cli import main
-from afterdrop.tune.result import write_result
+from afterdrop.tune.study_files import write_result
 
 WIDTHS = (380, 1280)
 

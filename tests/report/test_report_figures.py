@@ -14,7 +14,7 @@ from cases import own_scores
 
 import afterdrop as ad
 from afterdrop.report import figures
-from afterdrop.report.frequency import frequency_bands
+from afterdrop.report.frequency_figures import frequency_bands
 
 
 def texts(ax):

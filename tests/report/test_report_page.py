@@ -14,12 +14,12 @@ from cases import EVIL, SMALL, evil_study, own_scores
 import afterdrop as ad
 from afterdrop import recipes
 from afterdrop.cli import main
-from afterdrop.report.commands import repeat_commands
-from afterdrop.report.page import write_report
 from afterdrop.report.run import read_run
-from afterdrop.report.study import study_page
+from afterdrop.report.run_page import write_report
+from afterdrop.report.shell_commands import repeat_commands
+from afterdrop.report.study_page import build_study_page
 from afterdrop.train.folder import RunFolder
-from afterdrop.tune.result import read_result, write_result
+from afterdrop.tune.study_files import read_result, write_result
 
 
 class Reader(HTMLParser):
@@ -341,14 +341,14 @@ def test_a_study_page_says_how_far_its_best_can_be_believed(tmp_path):
     result = evil_study()
     write_result(result, tmp_path)
     assert read_result(tmp_path) == result
-    page = study_page(result, tmp_path)
+    page = build_study_page(result, tmp_path)
     best = result.ranking[0]
     assert f"Trial {best.number} is the best of 29" in page.headline
     assert "differs by +0.0150 nats" in page.lead[0]
     assert [s.name for s in page.sections] == [
         "ranking", "history", "axes", "failures", "search", "next"
     ]  # fmt: skip
-    few = study_page(dataclasses.replace(result, trials=result.trials[:5]), tmp_path)
+    few = build_study_page(dataclasses.replace(result, trials=result.trials[:5]), tmp_path)
     assert "needs 10 trials" in few.sections[2].missing[0]
 
 

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 from afterdrop import recipes
 from afterdrop.models.budget import count_parameters
 from afterdrop.train import ConfigError
-from afterdrop.tune.settings import plan_study, shortened
-from afterdrop.tune.space import Axis, Space, apply_point, own_point, published_space
+from afterdrop.tune.search_space import Axis, Space, apply_point, own_point, published_space
+from afterdrop.tune.study_settings import plan_study, shortened
 
 # The ranges of reference: Melis et al., Mogrifier LSTM, appendix; learning rate widened.
 PUBLISHED = {

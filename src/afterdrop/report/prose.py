@@ -4,7 +4,7 @@ import math
 
 from afterdrop.family.estimates import Estimate
 from afterdrop.family.member import DET, Member
-from afterdrop.report.outcome import Outcome
+from afterdrop.report.run_outcome import Outcome
 
 
 def number(value: float, digits: int = 4) -> str:

@@ -6,7 +6,7 @@ Values far above the others would flatten them: they are drawn as triangles at t
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from afterdrop.report.style import (
+from afterdrop.report.figure_style import (
     WIDTH,
     Axes,
     Figure,
@@ -17,10 +17,10 @@ from afterdrop.report.style import (
     plain,
     styled,
 )
-from afterdrop.tune.backend import Trial
-from afterdrop.tune.ledger import origin
-from afterdrop.tune.propose import cut_of
-from afterdrop.tune.space import Axis, Space
+from afterdrop.tune.next_point import cut_of
+from afterdrop.tune.optuna_backend import Trial
+from afterdrop.tune.search_space import Axis, Space
+from afterdrop.tune.trial_ledger import origin
 
 _COLUMNS = 2  # of slices: their text stays legible at the width of a phone
 _PANEL = 1.9  # inches of a slice
@@ -106,7 +106,7 @@ def study_importance(shares: dict[str, float], *, ax: Axes | None = None) -> Axe
     """Share of each axis in what separates good trials from the others.
 
     Args:
-        shares: From `tune.backend.importance`.
+        shares: From `tune.optuna_backend.importance`.
         ax: Where to draw; a new figure by default.
 
     Returns:
@@ -118,7 +118,9 @@ def study_importance(shares: dict[str, float], *, ax: Axes | None = None) -> Axe
     """
     ax = axes(ax, height=0.6 + 0.32 * len(shares))
     names = list(shares)[::-1]
-    ax.barh([short(name) for name in names], [shares[n] for n in names], color=colour("blue"))
+    ax.barh(
+        [setting_label(name) for name in names], [shares[n] for n in names], color=colour("blue")
+    )
     ax.grid(visible=False, axis="y")
     ax.set_xlabel("share")
     return ax
@@ -166,7 +168,7 @@ def _slice(ax: Axes, axis: Axis, rows: Sequence[Trial], best: int) -> None:
         log_axis(ax.xaxis, narrow=True)
     else:
         ax.locator_params(axis="x", nbins=5)
-    ax.set_xlabel(short(axis.name))
+    ax.set_xlabel(setting_label(axis.name))
 
 
 def _scatter(ax: Axes, rows: Sequence[Trial], place: Callable[[Trial], float]) -> None:
@@ -196,11 +198,11 @@ def _limit(ax: Axes, values: Sequence[float]) -> None:
         ax.set_ylim(low - margin, high + margin)
 
 
-def short(name: str) -> str:
+def setting_label(name: str) -> str:
     """The last part of a setting's name, in words.
 
     Example:
-        >>> short("model.input_dropout")
+        >>> setting_label("model.input_dropout")
         'input dropout'
     """
     return plain(name.rpartition(".")[2].replace("_", " "), most=24)
