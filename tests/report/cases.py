@@ -1,4 +1,4 @@
-"""What reports are made of in these tests: hostile names, and scores of a small classifier."""
+"""Test data: hostile names, scores of a small classifier, and a study."""
 
 import dataclasses
 import math

@@ -1,4 +1,4 @@
-"""What was trained, how it was evaluated, and how to repeat both."""
+"""Sections on the model, its training, the evaluation protocol, and how to reproduce them."""
 
 from typing import Any
 
@@ -13,32 +13,32 @@ from afterdrop.report.shell_commands import repeat_commands
 
 _STREAM = {
     "time": "window (tokens)",
-    "stripes": "stripes of the text",
+    "stripes": "parallel stripes of the text",
     "carry": "state carried from window to window",
-    "lifetime": "masks shared over time live for a",
+    "lifetime": "lifetime of masks shared over time",
 }
 
 
 def trained_section(run: Run) -> Section:
     """The model, its data and its dropout sites."""
-    section = Section("trained", "What was trained")
+    section = Section("trained", "The model")
     if run.config is None:
         section.paragraphs.append(
-            "Nothing was trained in this folder: the scores are those of a model of your own."
+            "This folder holds no training run: the scores are those of your own model."
         )
     else:
-        section.tables.append(_facts("The model and its data", _trained(run)))
+        section.tables.append(_facts("Model, data and optimisation", _trained(run)))
     if run.study is not None:
         section.paragraphs.append(
-            f"This run is a trial of a study of hyperparameters; {run.study} shows the others."
+            f"This run is one trial of a hyperparameter study; {run.study} shows all of them."
         )
     if run.scores is not None:
         rows = [
-            (str(name), str(op), "its own" if rate is None else f"{rate:g}", str(calls))
+            (str(name), str(op), "set by the model" if rate is None else f"{rate:g}", str(calls))
             for name, op, rate, calls in run.scores.protocol.sites
         ]
-        head = ("dropout site", "operator", "rate", "calls a pass")
-        section.tables.append(PageTable("What is random in it", head, rows, left=frozenset({0, 1})))
+        head = ("dropout site", "operator", "rate", "calls per pass")
+        section.tables.append(PageTable("Dropout sites", head, rows, left=frozenset({0, 1})))
     return section
 
 
@@ -57,9 +57,9 @@ def _trained(run: Run) -> list[tuple[str, str]]:
         ("parameters", _count(facts.get("parameters"))),
         (
             "objective",
-            "dropout, one mask sample"
+            "dropout, 1 mask sample per example"
             if config.objective.samples == 1
-            else f"dropout, {config.objective.samples} mask samples",
+            else f"dropout, {config.objective.samples} mask samples per example",
         ),
         ("optimiser", f"{config.optimiser.name}, learning rate {config.optimiser.learning_rate:g}"),
         ("L2 penalty", f"{config.objective.l2_penalty:g}"),
@@ -73,7 +73,7 @@ def _trained(run: Run) -> list[tuple[str, str]]:
 
 
 def _facts(caption: str, rows: list[tuple[str, str]]) -> PageTable:
-    return PageTable(caption, ("what", "value"), list(rows), left=frozenset({0, 1}))
+    return PageTable(caption, ("setting", "value"), list(rows), left=frozenset({0, 1}))
 
 
 def _count(value: Any) -> str | None:
@@ -81,84 +81,89 @@ def _count(value: Any) -> str | None:
 
 
 def training_section(run: Run) -> Section:
-    """Training curves."""
+    """Loss and validation cross entropy during training."""
     section = Section("training", "Training curves")
     if len(run.metrics) > 1:
         section.pictures.append(
             picture(
                 figures.training_curves(run.metrics),
                 "training",
-                "Loss while training",
-                "The training loss is measured with dropout and therefore higher than without. "
-                "Validation is deterministic, at temperature 1 and at its best.",
+                "Loss during training",
+                "The training loss is measured with dropout, which makes it higher than it would "
+                "be without. Validation is deterministic, at temperature 1 and at the optimal "
+                "temperature.",
             )
         )
     elif run.config is not None:
-        section.missing.append("metrics.jsonl has fewer than two turns; train on for curves")
+        section.missing.append(
+            "metrics.jsonl has fewer than two turns; continue training to get curves"
+        )
     return section
 
 
 def fit_section(train: Scores) -> Section:
     """How well each member fits the training data."""
     if not train.protocol.grid.stochastic:
-        return Section("fit", "How well it fits the training data")
+        return Section("fit", "Fit to the training data")
     targets = f"{train.num_targets:,} targets"
     if train.protocol.limit is not None:
         targets = f"the first {targets}"
     return Section(
         "fit",
-        "How well it fits the training data",
+        "Fit to the training data",
         [
-            "Lower rates usually fit the training data better, whatever the mean. If the best cell "
-            "of the validation map lies higher than the best one here, averaging over masks "
-            "counters overfitting."
+            "Lower dropout rates usually fit the training data better, whichever mean is used. If "
+            "the best cell of the validation map is higher up than the best cell here, averaging "
+            "over masks reduces overfitting."
         ],
         [
             picture(
                 figures.family_map(train),
                 "map-train",
                 "Cross entropy on training data at temperature 1",
-                f"As the map of validation data, on {targets} of the data that it was trained on.",
+                f"The same map as for validation data, on {targets} of the training data.",
             )
         ],
     )
 
 
 def protocol_section(protocol: Protocol, targets: int, examples: int) -> Section:
-    """Everything that the numbers depend on."""
+    """Everything that the numbers depend on, as recorded with the scores."""
     grid, plan = protocol.grid, protocol.plan
     names = {
-        "lhs": "Latin hypercube halves",
+        "lhs": "Latin hypercube",
         "iid": "independent",
         "antithetic": "antithetic pairs",
     }
     where = {"mean": "the averaged distribution", "sample": "each sample before averaging"}
-    part = "" if protocol.limit is None else ", the first of the split"
+    part = "" if protocol.limit is None else " (the beginning of the split)"
     rows = [
         ("split", protocol.split),
         ("targets", f"{targets:,} in {examples:,} examples{part}"),
-        ("mask samples K", str(plan.num_samples)),
+        ("mask samples, K", str(plan.num_samples)),
         ("masks", f"{names.get(plan.scheme, plan.scheme)}, {plan.blocks} independent blocks"),
-        ("seed of the masks", str(plan.seed)),
-        ("masks of examples", "shared" if protocol.shared else "independent"),
+        ("mask seed", str(plan.seed)),
+        ("masks across examples", "shared" if protocol.shared else "independent"),
         ("alphas", ", ".join(f"{a:g}" for a in grid.alphas)),
         ("multipliers", ", ".join(f"{m:g}" for m in grid.multipliers)),
         ("temperature acts on", where[grid.temper]),
-        ("bracket of temperatures", f"{protocol.low:g} to {protocol.high:g}"),
+        ("temperature range", f"{protocol.low:g} to {protocol.high:g}"),
         ("classes", f"{protocol.num_classes:,}"),
         *((_STREAM.get(name, name), str(value)) for name, value in protocol.stream),
-        ("randomness left off", ", ".join(" ".join(entry) for entry in protocol.off) or "none"),
+        ("randomness disabled", ", ".join(" ".join(entry) for entry in protocol.off) or "none"),
         ("fingerprint of the weights", protocol.fingerprint),
     ]
-    return Section("protocol", "How it was evaluated", tables=[_facts("Protocol", rows)])
+    return Section(
+        "protocol", "Evaluation protocol", tables=[_facts("Settings of the scores", rows)]
+    )
 
 
 def commands_section(run: Run) -> Section:
-    """How to repeat it."""
-    section = Section("repeat", "To repeat it", commands=repeat_commands(run))
+    """The commands that reproduce the run and this report."""
+    section = Section("repeat", "How to reproduce this", commands=repeat_commands(run))
     if run.scores is not None and run.config is None:
         section.paragraphs.append(
-            "pkg.module:load_model and pkg.module:batches stand for the import paths of your model "
-            "and data, which the scores do not record."
+            "Replace pkg.module:load_model and pkg.module:batches with the import paths of your "
+            "model and data, which the scores do not record."
         )
     return section

@@ -1,4 +1,4 @@
-"""The dropout objective as a lower bound: what lies between it and each member, and how tight."""
+"""The dropout objective as a lower bound on every member: its gaps, and how tight it is."""
 
 import math
 from collections.abc import Sequence
@@ -31,14 +31,14 @@ def bounds_stacked(
 ) -> Axes:
     """Each member's objective as the dropout objective plus its two gaps, at T = 1.
 
-    Groups are multipliers; within a group, bars are alphas from left to right. Heights are mean
-    log-probabilities of the targets: the top of a bar is minus the member's cross entropy.
+    There is one group of bars per multiplier and, within it, one bar per alpha. Heights are mean
+    log-probabilities of the targets, so the top of a bar is minus the member's cross entropy.
 
     Args:
         scores: The scores.
-        alphas: Which; at most three of those evaluated by default.
-        multipliers: Which; at most five above 0 by default. 0 is always shown.
-        ax: Where to draw; a new figure by default.
+        alphas: The alphas to show; by default at most three of those evaluated.
+        multipliers: The multipliers to show; by default at most five above 0. 0 is always shown.
+        ax: Axes to draw into; by default those of a new figure.
 
     Returns:
         The axes.
@@ -67,7 +67,8 @@ def bounds_stacked(
                 ticks.append(f"{alpha:g}" if multiplier else "DET")
     if not parts:
         raise ScoresError(
-            "no member has a finite bound on these data: a sample gives some target probability 0"
+            "no member has a finite bound on these data, because some sample assigns probability 0 "
+            "to a target; check the model's outputs"
         )
     _stack(ax, places, parts, ticks)
     ax.set_xticks(range(len(shown) + 1), [f"{m:g}" for m in (0.0, *shown)])
@@ -102,16 +103,17 @@ def tightness(
     labels: Sequence[str] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """The Jensen gap against the variance of predictions, as the multiplier goes to 0.
+    """The Jensen gap against the variance of the predictions over masks, for each multiplier.
 
-    The band is the theory: lower and upper bounds on the gap of K samples (Liao and Berg, 2017),
-    averaged over targets. Both axes are logarithmic; a point's number is its multiplier.
+    The shaded band lies between the lower and the upper bound on the gap of K samples (Liao and
+    Berg, 2017), averaged over targets. Both axes are logarithmic; points are labelled with their
+    multiplier.
 
     Args:
-        scores: The scores; several for several runs, each at its largest alpha.
-        alphas: Which; the smallest above 0 and the largest by default.
-        labels: Names of several runs.
-        ax: Where to draw; a new figure by default.
+        scores: The scores, or those of several runs, each of which is drawn at its largest alpha.
+        alphas: The alphas to show; by default the smallest above 0 and the largest.
+        labels: Legend entries of several runs.
+        ax: Axes to draw into; by default those of a new figure.
 
     Returns:
         The axes.
@@ -128,7 +130,7 @@ def tightness(
     lines = _tightness_lines(scores, alphas, labels)
     for index, line in enumerate(lines):
         _tightness_line(ax, *line, numbered=index == len(lines) - 1)
-    ax.fill_between([], [], [], color=colour("slate"), alpha=0.3, label="where theory has it")
+    ax.fill_between([], [], [], color=colour("slate"), alpha=0.3, label="theoretical bounds")
     ax.margins(x=0.1)
     ax.set_xscale("log")
     ax.set_yscale("log")
@@ -145,7 +147,7 @@ def _tightness_lines(
     alphas: Sequence[float] | None,
     labels: Sequence[str] | None,
 ) -> list[tuple[Scores, float, str, str]]:
-    """Scores, alpha, name and colour of each line."""
+    """Scores, alpha, label and colour of each line."""
     if isinstance(scores, Scores):
         positive = [a for a in scores.protocol.grid.alphas if a > 0]
         shown = sorted({*positive[:1], *positive[-1:]}) if alphas is None else list(alphas)

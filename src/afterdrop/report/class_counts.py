@@ -1,4 +1,4 @@
-"""Names and training counts of the classes of a run, from its data or from a file."""
+"""Names and training counts of a model's classes, from the training data or from a file."""
 
 import json
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ class Classes:
     """The classes of a model.
 
     Attributes:
-        names: [V] what each is called.
-        counts: [V] how often each occurred in training.
+        names: [V] names.
+        counts: [V] number of occurrences in the training data.
     """
 
     names: tuple[str, ...]
@@ -30,7 +30,7 @@ def classes_of_data(config: TrainConfig, folder: str | Path | None) -> Classes:
     """The classes of the data that a run was trained on.
 
     Raises:
-        AfterdropError: If the data are not there.
+        AfterdropError: If the data cannot be loaded.
     """
     found = load_set(config, folder)
     if isinstance(found, TextSet):
@@ -41,10 +41,10 @@ def classes_of_data(config: TrainConfig, folder: str | Path | None) -> Classes:
 
 
 def classes_of_file(path: Path) -> Classes:
-    """The classes of a JSON object from name to training count, in the order of the classes.
+    """Reads classes from a JSON object that maps names to training counts, in class order.
 
     Raises:
-        FileError: If it is none.
+        FileError: If the file is not such an object.
 
     Example:
         >>> import tempfile
@@ -61,14 +61,14 @@ def classes_of_file(path: Path) -> Classes:
     counts = list(content.values()) if isinstance(content, dict) else []
     if not counts or not all(type(n) is int and n >= 0 for n in counts):
         raise FileError(
-            f"{path} must be a JSON object from class name to training count, in the order of the "
-            'classes, such as {"cat": 5000, "dog": 120}'
+            f"{path} must be a JSON object that maps class names to training counts, in class "
+            'order, such as {"cat": 5000, "dog": 120}'
         )
     return Classes(tuple(content), torch.tensor(counts))
 
 
 def shown_name(name: str) -> str:
-    r"""A class name that can be seen: blanks and control characters are spelled out.
+    r"""A printable class name: names with blanks or control characters are quoted and escaped.
 
     Example:
         >>> [shown_name(n) for n in ("word", " ", "a" + chr(10))]

@@ -1,4 +1,4 @@
-"""Several runs on one page: a table of what each gives, and overlaid curves."""
+"""The page that compares several runs: a table, paired differences, and overlaid curves."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,17 +13,17 @@ from afterdrop.files import write_atomic
 from afterdrop.report import figures
 from afterdrop.report.figure_sections import picture
 from afterdrop.report.figure_style import styled
-from afterdrop.report.page_elements import Page, PageTable, Section
-from afterdrop.report.prose import number, signed, verdict, with_error
+from afterdrop.report.page_elements import Page, PageTable, Picture, Section
+from afterdrop.report.prose import number, signed, split_name, verdict, with_error
 from afterdrop.report.result_section import member_label
 from afterdrop.report.run import Run
 from afterdrop.report.run_outcome import Outcome, find_outcome
-from afterdrop.report.run_page import made, render
+from afterdrop.report.run_page import make_sections, render
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A run under the name that the page calls it, with its outcome if it has one."""
+    """A run, its name on the page, and its outcome if it has one."""
 
     name: str
     run: Run
@@ -31,13 +31,15 @@ class Entry:
 
 
 def write_comparison(runs: list[Run], path: Path) -> Page:
-    """Writes the page that compares runs, atomically, and returns it.
+    """Writes the page that compares runs, replacing the file atomically, and returns it.
 
     Raises:
         DataError: If there are fewer than two runs.
     """
     if len(runs) < 2:
-        raise DataError(f"{len(runs)} run to compare; give two or more, or use afterdrop report")
+        raise DataError(
+            f"{len(runs)} run given; compare needs two or more (afterdrop report describes one)"
+        )
     entries = [
         Entry(name, run, find_outcome(run, checks=False)) for name, run in zip(_names(runs), runs)
     ]
@@ -47,10 +49,10 @@ def write_comparison(runs: list[Run], path: Path) -> Page:
         makers += [lambda: _pairs_section(scored), lambda: _curves_section(scored)]
     makers += [lambda: _frequency_section(entries), lambda: _training_section(entries)]
     with styled():
-        sections = made(makers)
+        sections = make_sections(makers)
     page = Page(
         f"{len(runs)} runs compared",
-        "one page about several runs",
+        "comparison of runs",
         _headline(scored),
         [],
         [],
@@ -62,7 +64,7 @@ def write_comparison(runs: list[Run], path: Path) -> Page:
 
 
 def _names(runs: list[Run]) -> list[str]:
-    """The folders' own names where they differ, else their paths."""
+    """The names of the folders if they are distinct, otherwise their paths."""
     short_names = [run.name for run in runs]
     return short_names if len(set(short_names)) == len(runs) else [str(run.path) for run in runs]
 
@@ -78,18 +80,18 @@ def _same_data(scored: list[tuple[str, Outcome]]) -> bool:
 
 def _headline(scored: list[tuple[str, Outcome]]) -> str:
     if not scored:
-        return "None of these runs has a result yet."
+        return "None of these runs has been evaluated yet."
     if len(scored) > 1 and _same_data(scored):
         name, best = min(scored, key=lambda pair: pair[1].scores.xe(pair[1].member).value)
         return (
-            f"{name} is the best of them on {best.scores.split} data: cross entropy "
+            f"{name} is the best run on {split_name(best.scores.split)} data: cross entropy "
             f"{with_error(best.scores.xe(best.member))} nats with {member_label(best.member)}."
         )
     gains = [(o.gain.value, name) for name, o in scored]
     value, name = max(gains)
     return (
-        f"The runs were scored on different data, so only their gains over ordinary evaluation can "
-        f"be compared: {name} gains most, {number(value)} nats."
+        f"The runs were evaluated on different data, so only their gains over deterministic "
+        f"evaluation can be compared: {name} has the largest, {number(value)} nats."
     )
 
 
@@ -98,7 +100,7 @@ def _table_section(entries: list[Entry]) -> Section:
         "run",
         "chosen",
         "XE det., T = 1",
-        "XE det., best T",
+        "XE det., optimal T",
         "XE chosen",
         "gain",
         "test XE det.",
@@ -117,19 +119,20 @@ def _table_section(entries: list[Entry]) -> Section:
             on_test = [number(o.test.xe(m).value) for m in (DET, o.member)]
             on_test.append(with_error(o.test_gain))
         rows.append((entry.name, member_label(o.member), *xe, with_error(o.gain), *on_test))
-    words = (
-        "Cross entropies (XE) are in nats, lower is better; det. is deterministic, which is "
-        "ordinary evaluation. The gain is that of the chosen member over it at temperature 1, "
-        "with one standard error, on the data that chose; the test gain is the honest one."
+    text = (
+        "Cross entropies (XE) are in nats; lower is better. Deterministic evaluation (det.) is "
+        "with dropout switched off. The gain is that of the chosen member over deterministic "
+        "evaluation at temperature 1, with one standard error. It is measured on the data used for "
+        "selection, which makes it optimistic; the test gain is not affected."
     )
-    table = PageTable("Every run at a glance", head, rows, left=frozenset({0, 1}))
-    return Section("runs", "The runs", [words], tables=[table])
+    table = PageTable("Overview", head, rows, left=frozenset({0, 1}))
+    return Section("runs", "The runs", [text], tables=[table])
 
 
 def _pairs_section(scored: list[tuple[str, Outcome]]) -> Section:
-    """Chosen members of runs on the same data, target by target against the best."""
+    """Paired differences to the best run, for runs evaluated on the same targets."""
     if len(scored) < 2 or not _same_data(scored):
-        return Section("pairs", "Against the best run")
+        return Section("pairs", "Differences to the best run")
     ordered = sorted(scored, key=lambda pair: pair[1].scores.xe(pair[1].member).value)
     best_name, best = ordered[0]
     rows = []
@@ -137,12 +140,14 @@ def _pairs_section(scored: list[tuple[str, Outcome]]) -> Section:
         found = _difference(outcome, best)
         shown = f"{signed(found.value)} ± {number(found.error)}"
         rows.append((name, shown, verdict(found, "difference", "difference")))
-    head = ("run", f"XE minus that of {best_name}", "how certain")
+    head = ("run", f"XE minus XE of {best_name}", "significance")
     return Section(
         "pairs",
-        "Against the best run",
-        ["All runs were scored on the same targets, so differences are taken target by target."],
-        tables=[PageTable("Chosen members, paired", head, rows, left=frozenset({0, 2}))],
+        "Differences to the best run",
+        ["All runs were evaluated on the same targets, so their differences are paired by target."],
+        tables=[
+            PageTable("Chosen members, paired differences", head, rows, left=frozenset({0, 2}))
+        ],
     )
 
 
@@ -161,51 +166,50 @@ def _curves_section(scored: list[tuple[str, Outcome]]) -> Section:
         picture(
             figures.temperature_curves(scores, plain, labels=names),
             "temperature",
-            "Chosen members against temperature",
-            "Each curve is a run's chosen member less that run's own ordinary evaluation at "
-            "temperature 1; below zero is a gain. The marker is its best temperature.",
+            "Cross entropy of the chosen members against temperature",
+            "Each curve is the chosen member of a run minus deterministic evaluation of the same "
+            "run at temperature 1; below zero is a gain. The marker is the optimal temperature.",
         ),
         picture(
             figures.reliability_diagram(scores, members, labels=names),
             "reliability",
             "Reliability of the chosen members",
-            "On the diagonal, confidence is what it says. Below it a model is too sure, above it "
-            "too modest.",
+            "On the diagonal, confidence equals accuracy. A model below it is overconfident, a "
+            "model above it underconfident.",
         ),
         picture(
             figures.risk_coverage_curves(scores, members, labels=names),
             "risk",
             "Risk against coverage",
-            "If only the most confident predictions are kept (left), fewer of them are wrong. "
-            "A lower curve is better.",
+            "The error rate when only the most confident predictions are kept (left: few, right: "
+            "all). Lower is better.",
         ),
     ]
-    deep = [
-        (n, s)
-        for n, s in zip(names, scores)
-        if s.protocol.grid.stochastic and max(s.protocol.grid.alphas) > 0
-    ]
-    if deep:
-        pictures.append(
-            picture(
-                figures.tightness([s for _, s in deep], labels=[n for n, _ in deep]),
-                "tightness",
-                "How tight the bounds are",
-                "As dropout rates fall (to the left), predictions vary less and the bound gets "
-                "tighter. The bands are where theory says the gap must lie.",
-            )
-        )
-    return Section("curves", "Overlaid curves", pictures=pictures)
+    return Section("curves", "Overlaid curves", pictures=pictures + _tightness(scored))
+
+
+def _tightness(scored: list[tuple[str, Outcome]]) -> list[Picture]:
+    """The Jensen gaps of the runs that have one; empty if none has."""
+    grids = [(name, o.scores, o.scores.protocol.grid) for name, o in scored]
+    known = [(name, s) for name, s, grid in grids if grid.stochastic and max(grid.alphas) > 0]
+    if not known:
+        return []
+    how = (
+        "At lower dropout rates (to the left) predictions vary less and the bound is tighter. The "
+        "shaded bands are the theoretical limits of the gap."
+    )
+    ax = figures.tightness([s for _, s in known], labels=[name for name, _ in known])
+    return [picture(ax, "tightness", "How tight the bounds are", how)]
 
 
 def _frequency_section(entries: list[Entry]) -> Section:
-    """Gains by frequency, of the runs whose classes are those of the first that has any."""
+    """Gains by class frequency, for the runs with the same classes as the first one."""
     known = [
         (e, e.run.classes, e.outcome)
         for e in entries
         if e.run.classes is not None and e.outcome is not None
     ]
-    section = Section("frequency", "Where the gains are")
+    section = Section("frequency", "Where the gains come from")
     if not known:
         return section
     counts = known[0][1].counts
@@ -219,8 +223,8 @@ def _frequency_section(entries: list[Entry]) -> Section:
         labels=[name for name, _ in alike],
     )
     how = (
-        "Above zero is better than that run's ordinary evaluation; left are classes that training "
-        "rarely saw. Bars are one standard error."
+        "Above zero is better than deterministic evaluation of the same run. Classes that are rare "
+        "in the training data are on the left. Bars are one standard error."
     )
     section.pictures.append(picture(ax, "frequency", "Gain by training frequency", how))
     return section
@@ -232,8 +236,8 @@ def _training_section(entries: list[Entry]) -> Section:
     if curves:
         ax = figures.validation_curves(curves)
         how = (
-            "Ordinary evaluation on validation data while training. Only runs on the same data can "
-            "be compared in height."
+            "Deterministic evaluation on validation data during training. Heights are comparable "
+            "only between runs on the same data."
         )
-        section.pictures.append(picture(ax, "training", "Validation while training", how))
+        section.pictures.append(picture(ax, "training", "Validation during training", how))
     return section

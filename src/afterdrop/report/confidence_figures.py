@@ -1,4 +1,4 @@
-"""How far confidences can be trusted: reliability diagrams, risk against coverage."""
+"""How reliable confidences are: reliability diagrams and risk-coverage curves."""
 
 import math
 from collections.abc import Sequence
@@ -10,9 +10,9 @@ from afterdrop.family.calibration import risk_coverage
 from afterdrop.family.member import Member
 from afterdrop.report.figure_style import Axes, axes, colour, legend, line_style, plain, series
 
-_BIN = 40  # targets that a bin should have at least, for its error to be worth drawing
-_CERTAIN = 0.99  # a median confidence above which nearly all bins would lie at 1
-_POINTS = 100  # of a risk curve
+_BIN = 40  # fewest targets per bin for which an error bar is meaningful
+_CERTAIN = 0.99  # above this median confidence, nearly all bins of equal size would lie at 1
+_POINTS = 100  # per risk curve
 
 
 def reliability_diagram(
@@ -23,18 +23,19 @@ def reliability_diagram(
     num_bins: int = 10,
     ax: Axes | None = None,
 ) -> Axes:
-    """Share of right predictions against confidence, in bins of equally many targets.
+    """Accuracy against confidence, in bins with equal numbers of targets.
 
-    Where most predictions are nearly certain, each bin has half as many as the next instead: else
-    all of them but one would lie at 1, with all that is in doubt in that one. Bars are binomial
-    standard errors; the legend has the expected calibration error (ECE, 15 bins of equal width).
+    If most predictions are nearly certain, each bin has half as many targets as the next more
+    confident one: otherwise all uncertain predictions would share a single bin. Error bars are
+    binomial standard errors; the legend shows the expected calibration error (ECE, 15 bins of equal
+    width).
 
     Args:
-        scores: One for all members, or one a member (several runs).
-        members: With their temperatures.
-        labels: Names for the legend.
-        num_bins: Bins; fewer where there are few targets.
-        ax: Where to draw; a new figure by default.
+        scores: One for all members, or one per member (several runs).
+        members: The members, with their temperatures.
+        labels: Legend entries.
+        num_bins: Largest number of bins; fewer are used for few targets.
+        ax: Axes to draw into; by default those of a new figure.
 
     Returns:
         The axes.
@@ -45,7 +46,7 @@ def reliability_diagram(
         >>> data = [(torch.randn(16, 4), torch.randint(3, (16,)))]
         >>> scores = ad.evaluate(net, data, num_samples=4)
         >>> reliability_diagram(scores, [ad.DET, ad.AMC]).get_ylabel()
-        'share of predictions that are right'
+        'accuracy (share of correct predictions)'
     """
     ax = axes(ax)
     ax.plot([0, 1], [0, 1], color=colour("muted"), linewidth=0.9, label="perfectly calibrated")
@@ -72,20 +73,20 @@ def reliability_diagram(
     ax.set_xlim(start, 1.01)
     ax.set_ylim(start, 1.0 + 0.03 * (1 - start))
     ax.set_xlabel("confidence (probability of the predicted class)")
-    ax.set_ylabel("share of predictions that are right")
+    ax.set_ylabel("accuracy (share of correct predictions)")
     legend(ax)
     return ax
 
 
-def _bins(confidence: Tensor, most: int) -> list[Tensor]:
-    """The targets of each bin, from the least to the most confident."""
+def _bins(confidence: Tensor, limit: int) -> list[Tensor]:
+    """Indices of the targets of each bin, from the least to the most confident bin."""
     order = confidence.argsort(stable=True)
     if confidence.median() <= _CERTAIN:
-        wanted = max(2, min(most, len(order) // _BIN))
+        wanted = max(2, min(limit, len(order) // _BIN))
         return [rows for rows in order.tensor_split(wanted) if len(rows)]
     starts: list[int] = []
     end = len(order)
-    while len(starts) < most - 1 and end // 2 >= _BIN:
+    while len(starts) < limit - 1 and end // 2 >= _BIN:
         end //= 2
         starts.insert(0, end)
     return list(order.tensor_split(starts))
@@ -98,13 +99,13 @@ def risk_coverage_curves(
     labels: Sequence[str] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Share of errors among the most confident predictions, against how many are kept.
+    """Error rate among the most confident predictions, against the share of predictions kept.
 
     Args:
-        scores: One for all members, or one a member (several runs).
-        members: With their temperatures.
-        labels: Names for the legend.
-        ax: Where to draw; a new figure by default.
+        scores: One for all members, or one per member (several runs).
+        members: The members, with their temperatures.
+        labels: Legend entries.
+        ax: Axes to draw into; by default those of a new figure.
 
     Returns:
         The axes.
@@ -142,7 +143,7 @@ def risk_coverage_curves(
 
 
 def _thinned(count: int) -> list[int]:
-    """Evenly spread places, the last among them; the first few, which jump, are left out."""
+    """Evenly spaced indices including the last; the first few, which are noisy, are left out."""
     first = min(count // 50, count - 1)
     steps = min(_POINTS, count - first)
     return sorted({first + round((i + 1) * (count - first) / steps) - 1 for i in range(steps)})

@@ -24,7 +24,7 @@ from afterdrop.report.figure_style import (
     spread_out,
 )
 
-_POINTS = 31  # of a temperature curve: smooth at the width of a column
+_POINTS = 31  # per temperature curve: looks smooth at the width of a column
 
 
 def temperature_curves(
@@ -36,18 +36,18 @@ def temperature_curves(
     high: float | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """Cross entropy against temperature, less that of deterministic evaluation at T = 1.
+    """Cross entropy against temperature, relative to deterministic evaluation at T = 1.
 
-    Differences are paired, so the bands (one standard error) are those of what is compared and not
-    of how hard the data are. Each curve's lowest point is marked.
+    Differences are paired by target, so the bands (one standard error) do not include how much
+    targets differ in difficulty. The lowest point of each curve is marked.
 
     Args:
-        scores: One for all members, or one a member (several runs).
-        members: Each is drawn over all temperatures; its own does not matter.
-        labels: Names for the legend.
-        low: Lowest temperature; by default a little below every minimum.
-        high: Highest temperature; by default a little above every minimum.
-        ax: Where to draw; a new figure by default.
+        scores: One for all members, or one per member (several runs).
+        members: Each is drawn over a range of temperatures; its own temperature is ignored.
+        labels: Legend entries.
+        low: Lowest temperature; by default slightly below all minima.
+        high: Highest temperature; by default slightly above all minima.
+        ax: Axes to draw into; by default those of a new figure.
 
     Returns:
         The axes.
@@ -107,7 +107,7 @@ def _temperature_axis(ax: Axes, low: float, high: float) -> None:
 
 
 def _zoom(ax: Axes) -> None:
-    """Cuts off what lies far above the minima, which would flatten them."""
+    """Limits the y axis, because values far above the minima would flatten the curves."""
     curves = [np.asarray(line.get_ydata(), float).tolist() for line in ax.lines]
     minima = [min(c) for c in curves if len(c) > 2 and all(map(math.isfinite, c))]
     lowest, highest = min(0.0, *minima, 0.0), max(0.0, *minima, 0.0)
@@ -122,17 +122,17 @@ def sample_curves(
     alphas: Sequence[float] | None = None,
     ax: Axes | None = None,
 ) -> Axes:
-    """What few mask samples cost in cross entropy at T = 1, with and without correction.
+    """Excess cross entropy due to a finite number of mask samples K, at T = 1.
 
-    Shown is the distance to the best guess of the K = ∞ member: `Estimate.corrected` of them all.
-    The corrected value at K is `2·XE(K) − XE(K/2)`: on zero, if the bias falls as 1/K. Bars are
-    standard errors from the masks, where they are known (at the last point).
+    The reference is the best estimate of the member at K = ∞: `Estimate.corrected` of all samples.
+    The corrected value at K is `2·XE(K) − XE(K/2)`; it is zero if the bias falls as 1/K. Bars are
+    standard errors from the masks, which are known at the last point only.
 
     Args:
-        scores: Of `evaluate(blocks=16)` for five points; two otherwise.
-        multiplier: Which; the largest by default.
-        alphas: Which; at most three of those evaluated by default.
-        ax: Where to draw; a new figure by default.
+        scores: Scores with 16 blocks give five points, with the default of 2 blocks two points.
+        multiplier: The multiplier to show; by default the largest.
+        alphas: The alphas to show; by default at most three of those evaluated.
+        ax: Axes to draw into; by default those of a new figure.
 
     Returns:
         The axes.

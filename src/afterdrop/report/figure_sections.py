@@ -1,64 +1,61 @@
-"""The maps and curves of the page, each with how to read it."""
+"""Sections with figures, each with an explanation of how to read it."""
 
 import math
-
-import torch
 
 from afterdrop.evaluation.scores.scores import Scores
 from afterdrop.family.member import DET, Member
 from afterdrop.report import figures
-from afterdrop.report.class_counts import Classes, shown_name
 from afterdrop.report.figure_style import Axes
 from afterdrop.report.figure_svg import inline_svg
 from afterdrop.report.page_elements import PageTable, Picture, Section
-from afterdrop.report.prose import number, signed, with_error
+from afterdrop.report.prose import number, with_error
 from afterdrop.report.result_section import shown_members
 from afterdrop.report.run_outcome import Outcome
 
-_FEW_CLASSES = 30  # that get a point each
-_WORDS = 6  # classes listed with the largest gain, and with the largest loss
-
 
 def picture(ax: Axes, name: str, title: str, how: str, table: PageTable | None = None) -> Picture:
-    """A figure of the page; its title and reading are also what a screen reader says."""
+    """A figure of the page; its title and explanation are also its alternative text."""
     return Picture(inline_svg(ax, name, f"{title}. {how}"), title, how, table)
 
 
 def map_section(scores: Scores, chosen: Member | None) -> Section:
-    """The family at T = 1 and at each member's best temperature."""
+    """The family at T = 1 and at the optimal temperature of each member."""
     if not scores.protocol.grid.stochastic:
-        return _missing(
+        return Section(
             "maps",
-            "The family on a map",
-            "only deterministic evaluation was scored; "
-            "evaluate with --multipliers above 0 to see the others",
+            "The family of members",
+            missing=[
+                "only the deterministic member was evaluated; evaluate with --multipliers above 0 "
+                "to see the others"
+            ],
         )
     frame = (
-        " The frame marks what was chosen (which may have another temperature)." if chosen else ""
+        " The frame marks the chosen member (possibly at another temperature)." if chosen else ""
     )
     return Section(
         "maps",
-        "The family on a map",
+        "The family of members",
         [
-            "Training with dropout gives one set of weights but many ways to predict. One can "
-            "lower the dropout rates again (top: the rates of training, bottom: none) and average "
-            "the samples in different ways (left: geometric mean, right: arithmetic mean)."
+            "Training with dropout gives one set of weights but many ways to predict with them. "
+            "The dropout rates can be multiplied by a factor (top: the training rates, bottom: no "
+            "dropout), and the predictions of different masks can be averaged in different ways "
+            "(left: geometric mean, right: arithmetic mean)."
         ],
         [
             picture(
                 figures.family_map(scores, chosen=chosen),
                 "map-plain",
                 "Cross entropy at temperature 1",
-                "Each cell is a model made from the same weights; darker is better and ★ the best "
-                f"here. The bottom row is ordinary evaluation.{frame}",
+                "Each cell is a member: a model with the same weights. Darker is better, and ★ "
+                f"marks the best. The bottom row is deterministic evaluation.{frame}",
                 _map_table(scores, tuned=False),
             ),
             picture(
                 figures.family_map(scores, tuned=True, chosen=chosen),
                 "map-tuned",
-                "Cross entropy, each at its best temperature",
-                "The same cells after each got the temperature T that suits it best (below the "
-                "number; above 1 is smoother). What still differs is what temperature cannot give.",
+                "Cross entropy at the optimal temperature of each member",
+                "The same members, each at its optimal temperature T (below the cross entropy). "
+                "The remaining differences cannot be obtained by temperature alone.",
                 _map_table(scores, tuned=True),
             ),
         ],
@@ -75,24 +72,24 @@ def _map_table(scores: Scores, *, tuned: bool) -> PageTable:
         row += [number(shown.temperature, 3), number(scores.xe(shown).value), with_error(gain)]
         rows.append(tuple(row))
     head = ("α", "multiplier", "T", "XE (nats)", "gain over deterministic, T = 1")
-    return PageTable("The numbers of this map", head, rows)
+    return PageTable("Values of this map", head, rows)
 
 
 def temperature_section(outcome: Outcome) -> Section:
-    """XE against temperature."""
+    """Cross entropy against temperature."""
     members = list(shown_members(outcome).values())
     bases = list(dict.fromkeys(member.at_temperature(1.0) for member in members))
     names = [_base_name(member, outcome.member) for member in bases]
     ax = figures.temperature_curves(outcome.scores, bases, labels=names)
     how = (
-        "Below zero is better than ordinary evaluation; the marker is each curve's best "
-        "temperature, and bands are one standard error of the paired difference. A minimum right "
-        "of 1 means the model is too sure of itself and wants smoothing."
+        "Below zero is better than deterministic evaluation. Markers are the optimal temperatures, "
+        "and bands are one standard error of the paired difference. A minimum at T > 1 means that "
+        "predictions are overconfident, a minimum at T < 1 that they are underconfident."
     )
     return Section(
         "temperature",
         "Temperature",
-        ["A temperature above 1 flattens all predictions, one below 1 sharpens them."],
+        ["Temperatures above 1 flatten the predicted distributions; those below 1 sharpen them."],
         [picture(ax, "temperature", "Cross entropy against temperature", how)],
     )
 
@@ -105,56 +102,57 @@ def _base_name(member: Member, chosen: Member) -> str:
 
 
 def trust_section(outcome: Outcome) -> Section:
-    """Calibration and refusals."""
+    """Calibration, and errors when only confident predictions are kept."""
     members = shown_members(outcome)
     names, chosen = list(members), list(members.values())
     scores = outcome.scores
     return Section(
         "trust",
-        "Can its confidence be trusted?",
+        "Calibration",
         [],
         [
             picture(
                 figures.reliability_diagram(scores, chosen, labels=names),
                 "reliability",
                 "Reliability",
-                "Of predictions made with a confidence of 70 %, about 70 % should be right: on the "
-                "diagonal. Below it a model is too sure, above it too modest.",
+                "Of predictions with a confidence of 70 %, about 70 % should be correct: these are "
+                "on the diagonal. A model below it is overconfident, a model above it "
+                "underconfident.",
             ),
             picture(
                 figures.risk_coverage_curves(scores, chosen, labels=names),
                 "risk",
                 "Risk against coverage",
-                "If only the most confident predictions are kept (left), fewer of them are wrong. "
-                "A lower curve knows better which of its predictions to doubt.",
+                "The error rate when only the most confident predictions are kept (left: few, "
+                "right: all). A lower curve separates correct from wrong predictions better.",
             ),
         ],
     )
 
 
 def bounds_section(scores: Scores) -> Section:
-    """Why one training serves all members."""
+    """The bound that dropout training optimises, and its gap to every member."""
     if not scores.protocol.grid.stochastic or not any(
         math.isfinite(scores.bounds(m).objective) for m in scores.members
     ):
-        return Section("bounds", "Why one training serves them all")
+        return Section("bounds", "Why one training run serves all members")
     section = Section(
         "bounds",
-        "Why one training serves them all",
+        "Why one training run serves all members",
         [
             "Dropout training maximises one quantity, which is a lower bound on the "
-            "log-likelihood of every model in the map. What lies between is the Jensen gap and the "
-            "normaliser gap; both shrink as the dropout rates do."
+            "log-likelihood of every member. The difference between the two is the sum of the "
+            "Jensen gap and the normaliser gap; both usually shrink with the dropout rates."
         ],
     )
     section.pictures.append(
         picture(
             figures.bounds_stacked(scores),
             "bounds",
-            "The bound and what each member adds",
-            "Grey is the dropout objective at that multiplier; a bar's top is the member's "
-            "log-likelihood (higher is better), with α written above. Geometric means owe their "
-            "gain to the normaliser, arithmetic ones to Jensen's inequality.",
+            "The bound and the gaps of each member",
+            "Grey is the dropout objective at each multiplier. The top of a bar is the "
+            "log-likelihood of the member (higher is better), with its α above. For geometric "
+            "means the difference is the normaliser gap, for arithmetic means the Jensen gap.",
         )
     )
     if any(alpha > 0 for alpha in scores.protocol.grid.alphas):
@@ -163,105 +161,37 @@ def bounds_section(scores: Scores) -> Section:
                 figures.tightness(scores),
                 "tightness",
                 "How tight the bound is",
-                "As the multiplier (the small numbers) goes to 0, predictions vary less and the "
-                "gap closes. The band is where theory says the gap must lie.",
+                "As the multiplier (the small numbers) approaches 0, predictions vary less and the "
+                "gap closes. The shaded bands are the theoretical limits of the gap.",
             )
         )
     return section
 
 
-def frequency_section(outcome: Outcome, classes: Classes | None, *, trained: bool) -> Section:
-    """Where the gain is."""
-    title = "Where the gain is"
-    if classes is None:
-        remedy = 'give --classes FILE, a JSON object such as {"cat": 5000, "dog": 120}, in order'
-        if trained:
-            remedy = "give the folder of its data with --data"
-        text = f"how often each class occurred in training is unknown; {remedy}"
-        return _missing("frequency", title, text)
-    scores, member = outcome.scores, outcome.member
-    section = Section("frequency", title)
-    if member == DET:
-        section.paragraphs.append("Ordinary evaluation was chosen, so there is no gain to divide.")
-        return section
-    if scores.protocol.num_classes <= _FEW_CLASSES:
-        names = [shown_name(name) for name in classes.names]
-        ax = figures.gain_by_class(scores, member, names, classes.counts)
-        how = (
-            "Right of zero the chosen member gives that class's examples more probability than "
-            "ordinary evaluation. Bars are one standard error; classes are sorted by how often "
-            "they occurred in training."
-        )
-        section.pictures.append(picture(ax, "classes", "Gain class by class", how))
-        return section
-    members = shown_members(outcome)
-    names, drawn = list(members), list(members.values())
-    how = (
-        "Above zero is better than ordinary evaluation; left are classes that training rarely saw. "
-        "The small grey numbers say how many targets a point rests on, bars are one standard error."
-    )
-    gain = figures.gain_by_frequency(scores, drawn, classes.counts, labels=names)
-    section.pictures.append(picture(gain, "gain", "Gain by training frequency", how))
-    how = (
-        "What a target of each kind costs: lower is better, and rare classes cost most. "
-        "Differences between members that look small here are enlarged in the other figure."
-    )
-    xe = figures.xe_by_frequency(scores, drawn, classes.counts, labels=names)
-    section.pictures.append(picture(xe, "xe", "Cross entropy by training frequency", how))
-    section.tables.append(_words(scores, member, classes))
-    return section
-
-
-def _words(scores: Scores, member: Member, classes: Classes) -> PageTable:
-    """The classes that contribute most to the gain, and those that lose most."""
-    gains = scores.values(DET).whole - scores.values(member).whole
-    targets, size = scores.tensors["targets"], scores.protocol.num_classes
-    total = torch.zeros(size, dtype=torch.float64).index_add_(0, targets, gains)
-    seen = targets.bincount(minlength=size)
-    order = total.nan_to_num().argsort(descending=True, stable=True).tolist()
-    order = [i for i in order if seen[i] > 0]
-    picked = list(dict.fromkeys(order[:_WORDS] + order[-_WORDS:]))
-    rows = [
-        (
-            shown_name(classes.names[i]),
-            f"{int(classes.counts[i]):,}",
-            f"{int(seen[i]):,}",
-            number((total[i] / seen[i]).item()),
-            signed(total[i].item() / len(gains), 5),
-        )
-        for i in picked
-    ]
-    head = ("class", "in training", "targets", "mean gain (nats)", "adds to the gain (nats)")
-    return PageTable("Classes that gain most, and those that lose most", head, rows)
-
-
 def samples_section(scores: Scores, chosen: Member | None) -> Section:
-    """How many samples are enough."""
+    """Cross entropy against the number of mask samples."""
     grid = scores.protocol.grid
     if not grid.stochastic or scores.num_samples < 2:
-        return Section("samples", "How many samples are enough")
+        return Section("samples", "How many samples are enough?")
     at = chosen.multiplier if chosen and not chosen.deterministic else None
     section = Section(
         "samples",
-        "How many samples are enough",
-        ["Averaging few samples costs cross entropy, about in proportion to 1/K."],
+        "How many samples are enough?",
+        ["The cross entropy of a mean over K samples decreases with K; the excess is about c/K."],
         [
             picture(
                 figures.sample_curves(scores, multiplier=at),
                 "samples",
-                "The price of few samples",
-                "Solid lines are what a predictor with K samples pays over one with infinitely "
-                "many. Dashed ones are the corrected estimates, which should lie on zero.",
+                "Excess cross entropy with few samples",
+                "Solid lines are the excess cross entropy of a predictor with K samples over one "
+                "with infinitely many. Dashed lines are the corrected estimates, which should be "
+                "zero.",
             )
         ],
     )
     if scores.protocol.plan.blocks < 4:
         section.paragraphs.append(
-            "These scores hold two points; evaluate with --num-samples 96 --blocks 16 for a curve "
-            "of five."
+            "These scores contain two points of this curve; evaluate with --num-samples 96 "
+            "--blocks 16 to get five."
         )
     return section
-
-
-def _missing(name: str, title: str, text: str) -> Section:
-    return Section(name, title, missing=[text])

@@ -1,8 +1,8 @@
-"""How figures look: colours by role, axes without global state, and what goes into a legend.
+"""The style of figures: named colours, axes without global state, legends and labels.
 
-Every colour has a name and a light and a dark form. Figures are drawn in the light form; a page
-writes the names instead (`svg.inline_svg`) and so follows the reader's colour scheme. Series differ
-in marker and dash as well as in colour.
+Every colour has a name, a light value and a dark value. Figures are drawn with the light values; in
+a page they are replaced by CSS variables (`figure_svg.inline_svg`), so that figures follow the
+reader's colour scheme. Series differ in marker and dash pattern as well as in colour.
 """
 
 import dataclasses
@@ -26,7 +26,11 @@ except ImportError as error:
         "figures and reports need matplotlib: pip install 'afterdrop[report]'"
     ) from error
 
-__all__ = ["Axes", "Figure", "Rectangle"]  # imported here, where a missing extra is explained
+__all__ = [
+    "Axes",
+    "Figure",
+    "Rectangle",
+]  # re-exported, because a missing matplotlib is reported here
 
 THEME: dict[str, tuple[str, str]] = {  # name: light, dark
     "ink": ("#1c2127", "#e6e9ed"),
@@ -39,7 +43,7 @@ THEME: dict[str, tuple[str, str]] = {  # name: light, dark
     "purple": ("#8c3a89", "#dc9cdf"),
     "ochre": ("#946500", "#e0b64f"),
     "slate": ("#5e6a77", "#aab4bf"),
-    # From the geometric (0) to the arithmetic mean (4): one ramp, blue to red.
+    # Alphas from the geometric mean (0) to the arithmetic mean (4): a ramp from blue to red.
     "power0": ("#0a5fae", "#68b4ff"),
     "power1": ("#5a62b5", "#9ba6ff"),
     "power2": ("#91559f", "#cf9be6"),
@@ -49,11 +53,11 @@ THEME: dict[str, tuple[str, str]] = {  # name: light, dark
 SERIES = ("blue", "vermilion", "teal", "purple", "ochre", "slate")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 DASHES = ("-", "--", "-.", ":", (0, (5, 1, 1, 1)), (0, (1, 1)))
-WIDTH, HEIGHT = 5.0, 3.5  # inches: legible at the width of a phone and of a column
+WIDTH, HEIGHT = 5.0, 3.5  # inches: legible on a phone and in a column
 
-_OURS = "afterdrop"  # marks figures that were made here
-_SHORT = 25  # letters of a label that fits into half the width
-_ROW = 0.19  # inches of a row of a legend
+_OURS = "afterdrop"  # the gid of figures created by `axes`
+_SHORT = 25  # characters of a label that fits into half the width
+_ROW = 0.19  # inches per legend row
 
 STYLE: Any = {
     "axes.axisbelow": True,
@@ -92,7 +96,7 @@ STYLE: Any = {
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """One line of a figure: a member of some Scores, and what the legend calls it."""
+    """One line of a figure: a member, the Scores it is evaluated in, and its legend entry."""
 
     scores: Scores
     member: Member
@@ -104,12 +108,12 @@ def series(
     members: Sequence[Member],
     labels: Sequence[str] | None = None,
 ) -> list[Series]:
-    """The lines of a figure: members of one Scores, or of one Scores each.
+    """Pairs members with their Scores and labels, one per line of a figure.
 
     Args:
-        scores: One for all members, or one a member.
+        scores: One for all members, or one per member.
         members: The members.
-        labels: Names for the legend; by default the members in words.
+        labels: Legend entries; by default a description of each member.
 
     Raises:
         ScoresError: If the lengths differ.
@@ -118,25 +122,25 @@ def series(
     names = [str(member) for member in members] if labels is None else list(labels)
     if not len(sources) == len(members) == len(names):
         raise ScoresError(
-            f"{len(sources)} scores, {len(members)} members and {len(names)} labels: give as many "
-            "of each, or one Scores for all members"
+            f"got {len(sources)} scores, {len(members)} members and {len(names)} labels; pass the "
+            "same number of each, or one Scores for all members"
         )
     return [Series(*line) for line in zip(sources, members, names)]
 
 
 def colour(name: str) -> str:
-    """A colour by name, in its light form."""
+    """The light value of a named colour."""
     return THEME[name][0]
 
 
 def power_colour(alphas: Sequence[float], alpha: float) -> str:
-    """The colour of an alpha among those that a figure shows."""
+    """The colour of an alpha, by its rank among the alphas that a figure shows."""
     place = sorted(alphas).index(alpha) / max(len(alphas) - 1, 1)
     return colour(f"power{round(4 * place)}")
 
 
 def line_style(index: int) -> dict[str, Any]:
-    """Colour, marker and dash of the series of a number."""
+    """Colour, marker and dash pattern of the series with this index."""
     return {
         "color": colour(SERIES[index % len(SERIES)]),
         "marker": MARKERS[index % len(MARKERS)],
@@ -145,14 +149,15 @@ def line_style(index: int) -> dict[str, Any]:
 
 
 def styled(salt: str | None = None) -> AbstractContextManager[None]:
-    """The style as matplotlib's settings, with a salt for the names that SVG elements get."""
+    """A context with this style in matplotlib's settings; `salt` makes ids in SVG reproducible."""
     return matplotlib.rc_context({**STYLE, "svg.hashsalt": salt})
 
 
 def axes(ax: Axes | None, height: float = HEIGHT) -> Axes:
     """The given axes, or those of a new figure in this style.
 
-    The figure belongs to nobody (no pyplot), so it needs no closing: `ax.figure.savefig(...)`.
+    The figure is not registered with pyplot and does not have to be closed. To save it, call
+    `ax.figure.savefig(...)`.
     """
     if ax is not None:
         return ax
@@ -163,7 +168,7 @@ def axes(ax: Axes | None, height: float = HEIGHT) -> Axes:
 
 
 def legend(ax: Axes) -> None:
-    """A legend above the axes, where it hides nothing; a figure of ours grows by its height."""
+    """Adds a legend above the axes; figures created by `axes` grow by its height."""
     _, labels = ax.get_legend_handles_labels()
     if not labels:
         return
@@ -183,7 +188,7 @@ def legend(ax: Axes) -> None:
 
 
 def log_axis(axis: Any, *, narrow: bool = False) -> None:
-    """Plain decimal numbers on a logarithmic axis, few enough to stay apart; fewer if narrow."""
+    """Sets decimal tick labels on a logarithmic axis, few enough not to overlap."""
     low, high = axis.get_view_interval()
     decades = (math.log10(high / low) if low > 0 else 1.0) * (2 if narrow else 1)
     subs = (1.0, 2.0, 5.0) if decades < 2 else (1.0, 3.0) if decades < 4 else (1.0,)
@@ -192,31 +197,31 @@ def log_axis(axis: Any, *, narrow: bool = False) -> None:
     axis.set_minor_locator(NullLocator())
 
 
-def plain(name: str, most: int = 40) -> str:
-    r"""A name as matplotlib shall write it: no mathematics in it, one line, not too long.
+def plain(name: str, limit: int = 40) -> str:
+    r"""A name as matplotlib text: dollar signs escaped, on one line, shortened to `limit`.
 
     Example:
-        >>> plain("cost $x$ of " + "a" * 60, most=16)
+        >>> plain("cost $x$ of " + "a" * 60, limit=16)
         'cost \\$x\\$ of aa…'
     """
     line = " ".join(name.split())
-    line = line if len(line) <= most else line[: most - 2] + "…"
+    line = line if len(line) <= limit else line[: limit - 2] + "…"
     return line.replace("$", r"\$")
 
 
 def power_name(alpha: float) -> str:
-    """An alpha in words."""
+    """A legend entry for an alpha."""
     return {0.0: "geometric (α = 0)", 1.0: "arithmetic (α = 1)"}.get(alpha, f"α = {alpha:g}")
 
 
-def spread_out(values: Sequence[float], most: int) -> list[float]:
-    """At most so many of the values, the first and the last among them.
+def spread_out(values: Sequence[float], limit: int) -> list[float]:
+    """At most `limit` of the values, evenly spaced, including the first and the last.
 
     Example:
         >>> spread_out([0, 1, 2, 3, 4, 5], 3)
         [0, 2, 5]
     """
-    if len(values) <= most:
+    if len(values) <= limit:
         return list(values)
     last = len(values) - 1
-    return [values[round(i * last / (most - 1))] for i in range(most)]
+    return [values[round(i * last / (limit - 1))] for i in range(limit)]

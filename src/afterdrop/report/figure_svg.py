@@ -1,4 +1,4 @@
-"""A figure as inline SVG that follows the page: its colours, its font, its width."""
+"""Figures as inline SVG that uses the colours, the font and the width of the page."""
 
 import io
 import re
@@ -16,16 +16,16 @@ _FONT = re.compile(r"(font(?:-family)?:[^;]*?)(?:'DejaVu Sans'|DejaVu Sans)[^;]*
 def inline_svg(ax: Axes, name: str, description: str) -> Markup:
     """The figure of some axes as an `<svg>` element.
 
-    Colours become CSS variables (`var(--ink)`), text stays text in the page's font, names of
-    elements get a prefix so that figures of one page do not mix, and width is left to the page.
+    Colours become CSS variables (`var(--ink)`), text stays text in the font of the page, ids get a
+    prefix that keeps them unique in the page, and the page determines the width.
 
     Args:
         ax: Axes of the figure.
-        name: Unique in the page, letters and digits.
-        description: What a reader who cannot see it is told.
+        name: Prefix of the ids, unique in the page; letters, digits and dashes.
+        description: Alternative text for screen readers.
 
     Returns:
-        Markup that is safe to put into a page.
+        Markup that is safe to insert into a page.
     """
     buffer = io.BytesIO()
     with styled(salt=name):
@@ -38,7 +38,7 @@ def inline_svg(ax: Axes, name: str, description: str) -> Markup:
     used = _references(root)
     for element in root.iter():
         _adapt(element, name, used)
-    for parent in root.iter(f"{{{_SVG}}}defs"):  # its rule would hold for the whole page
+    for parent in root.iter(f"{{{_SVG}}}defs"):  # its rules would apply to the whole page
         for style in parent.findall(f"{{{_SVG}}}style"):
             parent.remove(style)
     for size in ("width", "height", "version"):
@@ -46,11 +46,11 @@ def inline_svg(ax: Axes, name: str, description: str) -> Markup:
     root.set("role", "img")
     root.set("aria-label", description)
     ElementTree.register_namespace("", _SVG)
-    return Markup(ElementTree.tostring(root, encoding="unicode"))  # escaped by it
+    return Markup(ElementTree.tostring(root, encoding="unicode"))  # ElementTree escapes all text
 
 
 def _references(root: ElementTree.Element) -> set[str]:
-    """The names that other elements refer to."""
+    """The ids that other elements refer to."""
     found: set[str] = set()
     for element in root.iter():
         for value in element.attrib.values():

@@ -1,9 +1,10 @@
-"""Every figure of the report, as functions that take Scores and return matplotlib Axes.
+"""The figures of the report, as functions that take Scores and return matplotlib Axes.
 
     from afterdrop.report import figures
     figures.family_map(scores).figure.savefig("map.pdf")
 
-Each takes `ax=` to draw into axes of your own; without it, it makes a figure in the report's style.
+Each function takes `ax=` to draw into existing axes; otherwise it creates a figure in the style of
+the report.
 """
 
 from afterdrop.report.bound_figures import bounds_stacked, tightness

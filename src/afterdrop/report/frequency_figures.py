@@ -1,4 +1,7 @@
-"""Where the gain is: by how often a class occurred in training, or class by class."""
+"""Cross entropy and gain by the training frequency of the class, and gain per class.
+
+Shapes: V classes.
+"""
 
 import itertools
 import math
@@ -25,7 +28,7 @@ CountRange = tuple[float, float]
 
 
 def frequency_bands(counts: Tensor) -> list[CountRange]:
-    """Bands by powers of ten that cover all counts: never, up to 10, up to 100, ...
+    """Bands at powers of ten that cover all counts: 0, 1 to 10, 11 to 100, ...
 
     Example:
         >>> frequency_bands(torch.tensor([0, 3, 250]))
@@ -39,7 +42,7 @@ def frequency_bands(counts: Tensor) -> list[CountRange]:
 
 
 def band_name(band: CountRange) -> str:
-    """A band in words.
+    """The label of a band.
 
     Example:
         >>> [band_name(b) for b in ((-1, 0), (0, 10), (10, 100), (100, math.inf))]
@@ -65,12 +68,12 @@ def xe_by_frequency(
     Bars are one standard error. A band without targets is left out.
 
     Args:
-        scores: One for all members, or one a member (several runs on the same data).
-        members: With their temperatures.
+        scores: One for all members, or one per member (several runs on the same data).
+        members: The members, with their temperatures.
         counts: [V] training counts of the classes.
-        bands: Pairs (low, high): classes with low < count <= high; powers of ten by default.
-        labels: Names for the legend.
-        ax: Where to draw; a new figure by default.
+        bands: Pairs (low, high) for classes with low < count <= high; by default powers of ten.
+        labels: Legend entries.
+        ax: Axes to draw into; by default those of a new figure.
 
     Returns:
         The axes.
@@ -108,12 +111,12 @@ def gain_by_frequency(
     Bars are one standard error of the paired difference. A band without targets is left out.
 
     Args:
-        scores: One for all members, or one a member (several runs on the same data).
-        members: With their temperatures.
+        scores: One for all members, or one per member (several runs on the same data).
+        members: The members, with their temperatures.
         counts: [V] training counts of the classes.
-        bands: Pairs (low, high): classes with low < count <= high; powers of ten by default.
-        labels: Names for the legend.
-        ax: Where to draw; a new figure by default.
+        bands: Pairs (low, high) for classes with low < count <= high; by default powers of ten.
+        labels: Legend entries.
+        ax: Axes to draw into; by default those of a new figure.
 
     Returns:
         The axes.
@@ -145,13 +148,14 @@ def _draw_bands(
     bands: Sequence[CountRange] | None,
     against: Member | None,
 ) -> None:
-    """Points with bars in every band that has targets; gains where there is something against."""
+    """Draws a point with an error bar per line and band; gains over `against` if it is given."""
     chosen = frequency_bands(counts) if bands is None else list(bands)
     found = [s.scores.by_frequency(s.member, counts, chosen, against) for s in lines]
     full = [i for i in range(len(chosen)) if any(rows[i][1] for rows in found)]
     if not full:
         raise ScoresError(
-            f"no target's class has a training count in the bands {list(chosen)}; give others"
+            f"no target belongs to a class whose training count is in bands={list(chosen)}; pass "
+            "bands that cover the counts"
         )
     sign = 1.0 if against is None else -1.0
     for index, (line, rows) in enumerate(zip(lines, found)):
@@ -169,10 +173,15 @@ def _draw_bands(
     ax.margins(y=0.18)
     ax.set_xticks(range(len(full)), [band_name(chosen[i]) for i in full])
     ax.set_xlim(-0.5, len(full) - 0.5)
-    ax.set_xlabel("occurrences of the class in training (grey: targets)")
-    for place, i in enumerate(full):
+    ax.set_xlabel("occurrences of the class in training (grey: number of targets)")
+    _annotate_sizes(ax, [found[0][i][1] for i in full])
+
+
+def _annotate_sizes(ax: Axes, sizes: list[int]) -> None:
+    """Writes the number of targets of each band at the bottom."""
+    for place, size in enumerate(sizes):
         ax.annotate(
-            f"{found[0][i][1]:,}",
+            f"{size:,}",
             (place, 0),
             (0, 3),
             xycoords=("data", "axes fraction"),
@@ -191,14 +200,14 @@ def gain_by_class(
     *,
     ax: Axes | None = None,
 ) -> Axes:
-    """Gain over deterministic evaluation at T = 1, class by class: for few classes.
+    """Gain over deterministic evaluation at T = 1 for each class; meant for few classes.
 
     Args:
         scores: The scores.
-        member: With its temperature.
-        names: [V] of the classes.
-        counts: [V] training counts, to sort by and to show.
-        ax: Where to draw; a new figure by default.
+        member: The member, with its temperature.
+        names: [V] names of the classes.
+        counts: [V] training counts, which the classes are sorted by and labelled with.
+        ax: Axes to draw into; by default those of a new figure.
 
     Returns:
         The axes.
@@ -216,7 +225,7 @@ def gain_by_class(
     ax = axes(ax, 1.2 + 0.24 * classes)
     singles = torch.arange(classes)
     order = singles if counts is None else counts.argsort(descending=True, stable=True)
-    # A class is a band of its own when its number takes the place of its count.
+    # With its index in place of its count, each class is a band of its own.
     rows = scores.by_frequency(member, singles, [(i - 0.5, i + 0.5) for i in order.tolist()], DET)
     rows, shown = rows[::-1], order.tolist()[::-1]
     here = [(place, e) for place, (_, _, e) in enumerate(rows) if e is not None]

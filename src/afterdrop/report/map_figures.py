@@ -1,4 +1,4 @@
-"""The family as a map: alpha × multiplier."""
+"""The family as a heat map over alpha and multiplier."""
 
 import math
 
@@ -6,8 +6,8 @@ from afterdrop.evaluation.scores.scores import Scores
 from afterdrop.family.member import Member
 from afterdrop.report.figure_style import Axes, Rectangle, axes, colour
 
-# Dark is best. Lightness rises evenly from blue to yellow, so the steps keep their order for
-# colour-blind readers, in grey print, and on light and dark pages alike.
+# Dark is best. Lightness rises evenly from blue to yellow, so the order of the steps is visible to
+# colour-blind readers, in greyscale print, and on light and dark pages.
 _STEPS = (
     "#0b2a5b",
     "#124a7d",
@@ -19,23 +19,23 @@ _STEPS = (
     "#dbe8c3",
     "#f4f4dc",
 )
-_DARK = 3  # steps that need white text
+_DARK = 3  # the first steps, on which text is white
 
 
 def family_map(
     scores: Scores, *, tuned: bool = False, chosen: Member | None = None, ax: Axes | None = None
 ) -> Axes:
-    """Cross entropy of every member: a row for each multiplier, a column for each alpha.
+    """Cross entropy of every member, with one row per multiplier and one column per alpha.
 
-    Colours follow the root of the distance to the best, so that small differences near the best
-    show. Multiplier 0 is one model whatever alpha is, and gets one wide cell.
+    Colours follow the square root of the distance to the best member, which makes small differences
+    near it visible. At multiplier 0 all alphas are the same model, shown as one wide cell.
 
     Args:
         scores: The scores.
-        tuned: Each member at its own optimal temperature, written below its cross entropy,
-            instead of at T = 1.
-        chosen: A member whose alpha and multiplier to frame.
-        ax: Where to draw; a new figure by default.
+        tuned: Whether each member is shown at its own optimal temperature, which is written below
+            its cross entropy, instead of at T = 1.
+        chosen: The member whose cell gets a frame.
+        ax: Axes to draw into; by default those of a new figure.
 
     Returns:
         The axes.

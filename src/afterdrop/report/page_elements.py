@@ -1,4 +1,4 @@
-"""The parts of a page as plain data: the template turns them into HTML and escapes all text."""
+"""The elements of a page as plain data, which the template renders as HTML with text escaped."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,14 +8,14 @@ from markupsafe import Markup
 
 @dataclass(frozen=True)
 class PageTable:
-    """A real table.
+    """A table of a page.
 
     Attributes:
-        caption: What it shows.
-        head: Of the columns.
-        rows: Cells as text; the first names its row.
-        marked: Rows that stand out.
-        left: Columns of words rather than numbers.
+        caption: The caption.
+        head: Column headings.
+        rows: Cells as text; the first cell of a row is its heading.
+        marked: Indices of the highlighted rows.
+        left: Indices of the left-aligned columns, which hold text rather than numbers.
     """
 
     caption: str
@@ -27,7 +27,7 @@ class PageTable:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure: its SVG, a title, how to read it in two sentences, and its numbers if any."""
+    """A figure: its SVG, a title, how to read it, and optionally a table of its numbers."""
 
     svg: Markup
     title: str
@@ -37,7 +37,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Card:
-    """A number that stands out, with what it is and a remark."""
+    """A highlighted number with a label and a remark."""
 
     label: str
     value: str
@@ -46,7 +46,7 @@ class Card:
 
 @dataclass
 class Section:
-    """A part of the page under a heading."""
+    """A section of a page; `missing` says what cannot be shown and why."""
 
     name: str
     title: str
@@ -58,14 +58,14 @@ class Section:
 
     @property
     def empty(self) -> bool:
-        """Whether there is nothing to show."""
-        parts = (self.paragraphs, self.pictures, self.tables, self.commands, self.missing)
-        return not any(parts)
+        """Whether the section has no content."""
+        content = (self.paragraphs, self.pictures, self.tables, self.commands, self.missing)
+        return not any(content)
 
 
 @dataclass
 class Page:
-    """A whole page."""
+    """A page: headline, numbers and remarks at the top, then the sections."""
 
     title: str
     subtitle: str

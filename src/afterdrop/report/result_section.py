@@ -1,4 +1,4 @@
-"""The top of the page: cards, the table of members that matter, the ranking."""
+"""The main result: highlighted numbers, the members compared, and the ranking."""
 
 import math
 
@@ -6,37 +6,40 @@ from afterdrop.evaluation.scores.scores import Scores
 from afterdrop.family.member import DET, Member
 from afterdrop.family.presentation import presentation
 from afterdrop.report.page_elements import Card, PageTable, Section
-from afterdrop.report.prose import in_words, number, signed, with_error
+from afterdrop.report.prose import describe, number, signed, split_name, with_error
 from afterdrop.report.run_outcome import Outcome
+from afterdrop.selection.choice import Selection
 
-_SHOWN = 8  # candidates of the ranking
+_SHOWN = 8  # candidates listed in the ranking
 
 
 def cards(outcome: Outcome, unit: str) -> list[Card]:
-    """The numbers that stand out, on the data that the gain is told of."""
+    """The highlighted numbers, on the data that the gain is measured on."""
     scores = outcome.test or outcome.scores
     found, source = outcome.evidence
     before, after = scores.xe(DET).value, scores.xe(outcome.member).at(outcome.num_samples)
-    split = f"nats per {unit}, {scores.split}"
+    split = f"nats per {unit}, {split_name(scores.split)}"
     shown = [
         Card("Gain", signed(found.value), f"± {number(found.error)} nats, {source}"),
-        Card("Ordinary evaluation", number(before), split),
+        Card("Deterministic evaluation", number(before), split),
         Card("Chosen member", number(after), split),
     ]
     if unit == "word":
         ratio = f"{math.exp(before):.2f} → {math.exp(after):.2f}"
-        shown.append(Card("Perplexity", ratio, f"{scores.split}; lower is better"))
+        shown.append(Card("Perplexity", ratio, f"{split_name(scores.split)}; lower is better"))
     else:
         right = [100 * scores.accuracy(m).value for m in (DET, outcome.member)]
-        shown.append(Card("Accuracy", f"{right[0]:.2f} → {right[1]:.2f} %", scores.split))
+        shown.append(
+            Card("Accuracy", f"{right[0]:.2f} → {right[1]:.2f} %", split_name(scores.split))
+        )
     return shown
 
 
 def shown_members(outcome: Outcome) -> dict[str, Member]:
-    """The members that tables and curves compare, by short names.
+    """The members that tables and curves compare, by label.
 
-    Tempered deterministic comes last: in figures over all temperatures it falls together with the
-    first, and the others keep their colours.
+    The deterministic member at its optimal temperature comes last: figures over all temperatures
+    merge it with the first, and the others keep their colours.
     """
     usual = Member(1.0, 1.0, temper=outcome.scores.protocol.grid.temper)
     sampled = [] if outcome.member.deterministic else [outcome.member]
@@ -51,7 +54,7 @@ def shown_members(outcome: Outcome) -> dict[str, Member]:
 
 
 def member_label(member: Member) -> str:
-    """A member in a few letters.
+    """A short label of a member.
 
     Example:
         >>> member_label(Member(0.5, 0.8, 1.02))
@@ -60,7 +63,7 @@ def member_label(member: Member) -> str:
         ('deterministic, T = 1', 'deterministic, T = 1.0003')
     """
     temperature = f"{member.temperature:.3g}"
-    if temperature == "1":  # nearly 1 is not 1
+    if temperature == "1":  # show that it is not exactly 1
         temperature = f"{member.temperature:.7g}"
     tail = f"T = {temperature}"
     if member.deterministic:
@@ -69,13 +72,14 @@ def member_label(member: Member) -> str:
 
 
 def summary_section(outcome: Outcome, unit: str) -> Section:
-    """Cross entropy, accuracy and calibration of the members that matter, and the ranking."""
+    """Cross entropy, accuracy and calibration of the members compared, and the ranking."""
     members = shown_members(outcome)
-    section = Section("chosen", "What was chosen")
+    section = Section("chosen", "The chosen member")
     section.paragraphs.append(
-        f"The choice: {in_words(outcome.member, outcome.num_samples)}. Cross entropy (XE) is the "
-        "average of −log p(right answer) in nats; lower is better, and 0.01 less makes the right "
-        "answer 1 % more probable. ± is one standard error, of the masks and the data together."
+        f"Predictions are made with {describe(outcome.member, outcome.num_samples)}. Cross entropy "
+        "(XE) is the mean of −log p(correct answer) in nats; lower is better, and a decrease of "
+        "0.01 makes the correct answer 1 % more probable. ± is one standard error, which accounts "
+        "for both the masks and the data."
     )
     section.tables.append(_summary(outcome.scores, members, outcome.member, unit))
     if outcome.test is not None:
@@ -83,7 +87,9 @@ def summary_section(outcome: Outcome, unit: str) -> Section:
         usable = {k: m for k, m in members.items() if m.at_temperature(1.0) in held}
         section.tables.append(_summary(outcome.test, usable, outcome.member, unit))
     if outcome.selection is not None:
-        section.tables += _ranking(outcome)
+        section.tables.append(_ranking_table(outcome, outcome.selection))
+        if outcome.selection.recurrence:
+            section.tables.append(_recurrence_table(outcome.selection))
     return section
 
 
@@ -92,7 +98,7 @@ def _summary(scores: Scores, members: dict[str, Member], chosen: Member, unit: s
     shown = presentation(unit)
     head += [] if shown.name == "XE" else [shown.name]
     rows = []
-    ordered = sorted(members.items(), key=lambda item: item[1] == chosen)  # the choice last
+    ordered = sorted(members.items(), key=lambda item: item[1] == chosen)  # the chosen member last
     for name, member in ordered:
         xe = scores.xe(member)
         row = [name, number(xe.value), number(xe.error)]
@@ -103,13 +109,14 @@ def _summary(scores: Scores, members: dict[str, Member], chosen: Member, unit: s
         rows.append(tuple(row))
     marked = frozenset(i for i, (_, member) in enumerate(ordered) if member == chosen)
     return PageTable(
-        f"On {scores.split} data ({scores.num_targets:,} targets)", tuple(head), rows, marked
+        f"{split_name(scores.split).capitalize()} data ({scores.num_targets:,} targets)",
+        tuple(head),
+        rows,
+        marked,
     )
 
 
-def _ranking(outcome: Outcome) -> list[PageTable]:
-    selection = outcome.selection
-    assert selection is not None
+def _ranking_table(outcome: Outcome, selection: Selection) -> PageTable:
     ranking = list(enumerate(selection.ranking, 1))
     shown = ranking[:_SHOWN]
     wanted = (DET, outcome.tempered, outcome.member)
@@ -117,35 +124,29 @@ def _ranking(outcome: Outcome) -> list[PageTable]:
     rows = [
         (
             str(place),
-            member_label(c.member) + (" (T at the edge of its bracket)" if c.at_edge else ""),
+            member_label(c.member) + (" (T at the end of its range)" if c.at_edge else ""),
             number(c.xe),
             with_error(c.difference) if place > 1 else "—",
         )
         for place, c in shown
     ]
     marked = frozenset(i for i, (_, c) in enumerate(shown) if c.member == outcome.member)
-    best = PageTable(
-        f"Best of {len(ranking)} candidates on {outcome.scores.split} data",
-        ("place", "member", "XE (nats)", "behind the best"),
+    return PageTable(
+        f"Best of {len(ranking)} candidates on {split_name(outcome.scores.split)} data",
+        ("rank", "member", "XE (nats)", "difference to the best"),
         rows,
         marked,
         left=frozenset({0, 1}),
     )
-    often = [
+
+
+def _recurrence_table(selection: Selection) -> PageTable:
+    rows = [
         (
             f"{100 * share:.0f} %",
             f"{member_label(m).rsplit(', T', 1)[0]}, T {'fitted' if t else '= 1'}",
         )
         for m, t, share in selection.recurrence[:5]
     ]
-    if not often:
-        return [best]
-    return [
-        best,
-        PageTable(
-            "How often resampled examples choose",
-            ("share", "member"),
-            often,
-            left=frozenset({0, 1}),
-        ),
-    ]
+    head = ("share", "member")
+    return PageTable("Members chosen on resampled examples", head, rows, left=frozenset({0, 1}))

@@ -1,4 +1,4 @@
-"""What a run's scores come to: the choice, its gain, and how certain that is."""
+"""The outcome of a run: the choice, its gain, and the evidence for it."""
 
 import math
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ class Outcome:
     """The numbers that a report leads with.
 
     Attributes:
-        scores: That members were chosen on.
-        member: The chosen one; the best, if none was chosen yet.
-        tempered: The deterministic member at its own best temperature.
+        scores: The scores used for selection.
+        member: The chosen member; the best one if none was chosen yet.
+        tempered: The deterministic member at its optimal temperature.
         selection: The ranking and its checks, or None if members cannot be ranked.
-        gain: Over deterministic evaluation at T = 1, on the same data.
-        test: Scores of test data that hold the chosen member, or None.
-        test_gain: On test data, or None.
-        num_samples: Samples of the predictor.
+        gain: The gain over deterministic evaluation at T = 1, on `scores`.
+        test: The test scores if they contain the chosen member, or None.
+        test_gain: The gain on test data, or None.
+        num_samples: Number of mask samples of the predictor.
     """
 
     scores: Scores
@@ -37,30 +37,31 @@ class Outcome:
 
     @property
     def evidence(self) -> tuple[Estimate, str]:
-        """The most honest estimate of the gain there is, and where it comes from."""
+        """The least biased estimate of the gain that is available, and its origin."""
         if self.test_gain is not None:
-            return self.test_gain, "on test data, which nothing was chosen on"
+            return self.test_gain, "on test data, which were not used for selection"
         if self.selection is not None and self.selection.crossfit is not None:
             return (
                 self.selection.crossfit,
-                "cross-fitted: chosen on some examples, measured on others",
+                "cross-fitted: selected on some examples and measured on the others",
             )
-        return self.gain, "on the data that it was chosen on, which flatters it"
+        return self.gain, "on the data used for selection, which makes it optimistic"
 
     @property
     def temperature_share(self) -> float:
-        """Share of the gain that temperature alone gives; NaN without a gain."""
+        """Share of the gain that temperature alone gives; NaN if there is no gain."""
         if not self.gain.value > 0:
             return math.nan
         return -self.scores.difference(self.tempered, DET).value / self.gain.value
 
 
 def find_outcome(run: Run, *, checks: bool = True) -> Outcome | None:
-    """The outcome of a run, or None if there are no usable scores; says what is missing.
+    """The outcome of a run, or None if there are no usable scores.
 
     Args:
-        run: The run; what cannot be told is added to what it misses.
-        checks: Also the cross-fitted gain and resampled choices, which take most of the time.
+        run: The run; what cannot be determined is added to `run.missing`.
+        checks: Whether to compute the cross-fitted gain and the choices on resampled examples,
+            which take most of the time.
     """
     scores = run.scores
     if scores is None:
@@ -72,12 +73,12 @@ def find_outcome(run: Run, *, checks: bool = True) -> Outcome | None:
         folds, resamples = (5, 200) if checks else (0, 0)
         try:
             selection = select(scores, num_samples=num_samples, folds=folds, resamples=resamples)
-        except AfterdropError as error:  # of a choice for far fewer samples than there are now
+        except AfterdropError as error:  # chosen for many fewer samples than there are now
             run.missing.append(f"the ranking of members: {error}")
     member = run.chosen or (selection.member if selection else None)
     if member is None or not all(math.isfinite(scores.xe(m).value) for m in (member, DET)):
         run.missing.append(
-            "the members cannot be ranked, so nothing is said about a choice or its gain"
+            "the members cannot be ranked, so there is no choice and no gain to report"
         )
         return None
     gain = scores.difference(DET, member, num_samples)
@@ -86,7 +87,7 @@ def find_outcome(run: Run, *, checks: bool = True) -> Outcome | None:
         try:
             test_gain = run.test.difference(DET, member, num_samples)
         except AfterdropError as error:
-            run.missing.append(f"the test scores do not hold the chosen member: {error}")
+            run.missing.append(f"the test scores do not contain the chosen member: {error}")
     tempered = scores.fit(DET).member
     test = None if test_gain is None else run.test
     return Outcome(scores, member, tempered, selection, gain, test, test_gain, num_samples)

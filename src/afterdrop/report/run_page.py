@@ -1,4 +1,4 @@
-"""One self-contained HTML page of a run: no script, no request, all text escaped."""
+"""The report of a run as one self-contained HTML page without scripts or external resources."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -16,13 +16,13 @@ from afterdrop.report.background_sections import (
 )
 from afterdrop.report.figure_sections import (
     bounds_section,
-    frequency_section,
     map_section,
     samples_section,
     temperature_section,
     trust_section,
 )
 from afterdrop.report.figure_style import THEME, styled
+from afterdrop.report.frequency_section import frequency_section
 from afterdrop.report.page_elements import Page, Section
 from afterdrop.report.prose import certainty, headline
 from afterdrop.report.result_section import cards, summary_section
@@ -30,18 +30,22 @@ from afterdrop.report.run import Run
 from afterdrop.report.run_outcome import Outcome, find_outcome
 
 
-def build_page(run: Run) -> tuple[Page, Outcome | None]:
-    """The page of a run as plain data, and the outcome that it leads with."""
+def build_run_page(run: Run) -> tuple[Page, Outcome | None]:
+    """The page of a run as plain data, and its outcome."""
     outcome = find_outcome(run)
     with styled():
-        sections = made(_makers(run, outcome))
-    what = "model of your own"
+        sections = make_sections(_makers(run, outcome))
+    what = "your own model"
     if run.config is not None:
         what = f"{run.config.model.kind.replace('_', ' ')} trained on {run.config.data.name}"
-    text = "There is no result yet."
+    text = "This run has not been evaluated yet."
     if outcome is not None:
         text = headline(outcome, run.unit)
-        text += "" if run.chosen else " (Nothing is chosen yet: this is what select would choose.)"
+        text += (
+            ""
+            if run.chosen
+            else " (No choice is saved yet; this is what afterdrop select would choose.)"
+        )
     page = Page(
         run.name,
         what,
@@ -55,7 +59,7 @@ def build_page(run: Run) -> tuple[Page, Outcome | None]:
 
 
 def _makers(run: Run, outcome: Outcome | None) -> list[Callable[[], Section]]:
-    """The sections in their order; those without what they need are left out."""
+    """Functions that make the sections, in order; those whose input is missing are left out."""
     scores, train = run.scores, run.train
     makers: list[Callable[[], Section]] = []
     if outcome is not None:
@@ -85,14 +89,14 @@ def _makers(run: Run, outcome: Outcome | None) -> list[Callable[[], Section]]:
     return [*makers, lambda: commands_section(run)]
 
 
-def made(makers: list[Callable[[], Section]]) -> list[Section]:
-    """The sections that have something to show; one that cannot be made says why."""
+def make_sections(makers: list[Callable[[], Section]]) -> list[Section]:
+    """Makes the sections and drops empty ones; a section that fails says why instead."""
     sections = []
     for number, make in enumerate(makers):
         try:
             sections.append(make())
         except AfterdropError as error:
-            title = "A part that could not be drawn"
+            title = "A section that could not be made"
             sections.append(Section(f"failed-{number}", title, missing=[str(error)]))
     return [section for section in sections if not section.empty]
 
@@ -116,15 +120,15 @@ def render(page: Page) -> str:
 
 
 def write_report(run: Run, path: Path) -> Outcome | None:
-    """Writes the report of a run, atomically.
+    """Writes the report of a run, replacing the file atomically.
 
     Args:
-        run: From `read_run`.
-        path: Where the HTML goes.
+        run: The run, from `read_run`.
+        path: The HTML file.
 
     Returns:
         The outcome, or None if there are no usable scores.
     """
-    page, outcome = build_page(run)
+    page, outcome = build_run_page(run)
     write_atomic(path, render(page).encode())
     return outcome

@@ -1,4 +1,4 @@
-"""The commands that repeat a run, from what its files recorded."""
+"""The shell commands that reproduce a run, from what its files record."""
 
 import json
 import shlex
@@ -12,11 +12,11 @@ from afterdrop.family.temperature import SPAN
 from afterdrop.report.run import Run
 from afterdrop.train.config import TrainConfig
 
-_LISTS = ("alphas", "multipliers", "temperatures")  # options of several numbers
+_LISTS = ("alphas", "multipliers", "temperatures")  # options that take several numbers
 
 
 def repeat_commands(run: Run) -> list[str]:
-    """What to type to make this run, and this report, again."""
+    """The commands that reproduce this run and its report, in order."""
     path = shlex.quote(str(run.path))
     lines = [] if run.config is None else [_train(run.config, path)]
     trained = run.config is not None
@@ -36,10 +36,10 @@ def repeat_commands(run: Run) -> list[str]:
 
 
 def _train(config: TrainConfig, path: str) -> str:
-    """The nearest recipe with what differs from it."""
-    own = config.data.name not in data_names()
+    """`afterdrop train` with the closest recipe and `--set` for each difference."""
+    custom = config.data.name not in data_names()
     content = _flat(config)
-    if own:  # a folder of the user's
+    if custom:  # the user's own text
         name = "lm-char" if config.data.level in ("char", "byte") else "lm"
         base = _flat(recipes.load(name).config)
         content = {k: v for k, v in content.items() if not k.startswith("data.")}
@@ -67,7 +67,7 @@ def _flat(config: TrainConfig) -> dict[str, Any]:
 
 
 def _changes(base: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
-    """`name=value` for what differs."""
+    """`name=value` for each setting that differs from `base`."""
     return [
         f"{name}={'none' if value is None else json.dumps(value)}"
         for name, value in wanted.items()
@@ -85,10 +85,10 @@ def _evaluate(protocol: Protocol, path: str, *, trained: bool) -> str:
         "split": protocol.split,
         "limit": protocol.limit,
         "num-samples": plan.num_samples,
-        "alphas": _words(grid.alphas),
-        "multipliers": _words(grid.multipliers),
+        "alphas": _joined(grid.alphas),
+        "multipliers": _joined(grid.multipliers),
         "temper": grid.temper,
-        "temperatures": _words((protocol.low, protocol.high)),
+        "temperatures": _joined((protocol.low, protocol.high)),
         "masks": plan.scheme,
         "blocks": plan.blocks,
         "seed": plan.seed,
@@ -100,12 +100,12 @@ def _evaluate(protocol: Protocol, path: str, *, trained: bool) -> str:
     defaults: dict[str, Any] = {
         "split": "valid",
         "temper": "mean",
-        "temperatures": _words((1 / SPAN, SPAN)),  # what nearly every first batch suits
+        "temperatures": _joined((1 / SPAN, SPAN)),  # the default range, which most models keep
         "masks": "lhs",
         "blocks": 2,
         "seed": 0,
     }
-    defaults |= {"alphas": _words(Grid().alphas), "multipliers": _words(Grid().multipliers)}
+    defaults |= {"alphas": _joined(Grid().alphas), "multipliers": _joined(Grid().multipliers)}
     shown = [
         f"--{name} {value if name in _LISTS else shlex.quote(str(value))}"
         for name, value in options.items()
@@ -114,5 +114,5 @@ def _evaluate(protocol: Protocol, path: str, *, trained: bool) -> str:
     return " ".join([start, *shown])
 
 
-def _words(values: tuple[float, ...]) -> str:
+def _joined(values: tuple[float, ...]) -> str:
     return " ".join(f"{value:g}" for value in values)

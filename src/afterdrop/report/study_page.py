@@ -1,4 +1,4 @@
-"""The page of a study: what was found, how certain that is, and how it was searched."""
+"""The page of a tuning study: the best configuration, how reliable it is, and the search."""
 
 import math
 import shlex
@@ -11,7 +11,7 @@ from afterdrop.report.figure_sections import picture
 from afterdrop.report.figure_style import styled
 from afterdrop.report.page_elements import Card, Page, PageTable, Section
 from afterdrop.report.prose import number, signed
-from afterdrop.report.run_page import made, render
+from afterdrop.report.run_page import make_sections, render
 from afterdrop.report.study_figures import setting_label
 from afterdrop.tune.optuna_backend import Trial, importance
 from afterdrop.tune.reruns import Ranked
@@ -20,20 +20,20 @@ from afterdrop.tune.study_files import format_xe
 from afterdrop.tune.study_runner import StudyResult
 from afterdrop.tune.trial_ledger import ends, origin
 
-_LEAST_FOR_IMPORTANCE = 10  # trials
-_EDGE = 0.02  # of a range: so near its end, a wider one may be better
+_LEAST_FOR_IMPORTANCE = 10  # trials with a value
+_EDGE = 0.02  # fraction of a range: within this distance of an end, a wider range may be better
 
 
 def write_study(result: StudyResult, folder: Path, path: Path | None = None) -> Path:
-    """Writes the page of a study, `study.html` in its folder unless told otherwise.
+    """Writes the page of a study.
 
     Args:
-        result: The study.
-        folder: Its folder, as the user wrote it.
-        path: Where the page goes.
+        result: The finished study.
+        folder: The folder of the study, as the user wrote it.
+        path: The HTML file; by default `study.html` in the folder.
 
     Returns:
-        Where it went.
+        The path of the page.
     """
     path = folder / "study.html" if path is None else path
     write_atomic(path, render(build_study_page(result, folder)).encode())
@@ -52,7 +52,7 @@ def build_study_page(result: StudyResult, folder: Path) -> Page:
         lambda: _next_section(result, folder),
     ]
     with styled():
-        sections = made(makers)
+        sections = make_sections(makers)
     return Page(
         folder.resolve().name,
         f"study of {settings.recipe}",
@@ -65,23 +65,23 @@ def build_study_page(result: StudyResult, folder: Path) -> Page:
 
 def _headline(result: StudyResult, rows: list[Trial]) -> str:
     best, objective = result.ranking[0], result.settings.objective
-    at = "its best temperature" if objective.temperature == "optimal" else "temperature 1"
+    at = "its optimal temperature" if objective.temperature == "optimal" else "temperature 1"
     text = (
         f"Trial {best.number} is the best of {len(rows)} configurations: validation cross entropy "
         f"{number(best.mean)}"
     )
     if best.error is not None:
         text += f" ± {number(best.error)}"
-    text += f" nats a target ({_member(result)} at {at}"
+    text += f" nats per target ({_member(result)} at {at}"
     if best.reruns:
-        text += f"; mean of {_counted(len(best.reruns), 'training')} under other seeds"
+        text += f"; mean of {_counted(len(best.reruns), 'training run')} with other seeds"
     return text + ")."
 
 
 def _member(result: StudyResult) -> str:
     member = result.settings.objective.member
     if member.deterministic:
-        return "dropout switched off,"
+        return "deterministic evaluation"
     return f"α = {member.alpha:g}, ×{member.multiplier:g},"
 
 
@@ -90,26 +90,26 @@ def _counted(count: int, what: str) -> str:
 
 
 def _certainty(result: StudyResult) -> list[str]:
-    """How far the best can be believed, a sentence each."""
+    """How reliable the best configuration is, one item per remark."""
     best, *others = result.ranking
     lines = []
     if best.reruns:
         lines.append(
-            f"Run again, it differs by {signed(best.mean - best.tuned)} nats from its own trial "
-            f"({number(best.tuned)}). The lowest of many noisy values is too low; reruns are not "
-            "chosen by their value, so the ranking uses them alone."
+            f"Its reruns differ by {signed(best.mean - best.tuned)} nats from its trial "
+            f"({number(best.tuned)}). The lowest of many noisy values is biased downwards; reruns "
+            "are not selected by their value, so the ranking uses them alone."
         )
     else:
         lines.append(
-            "It was not run again, and the lowest of many noisy values is too low: expect a little "
-            "more under another seed (--reruns measures it)."
+            "It was not rerun, and the lowest of many noisy values is biased downwards: expect a "
+            "slightly higher value with another seed (--reruns measures it)."
         )
     second = next((row for row in others if row.error is not None), None)
     if best.error is not None and second is not None:
         error = math.hypot(best.error, second.error or 0.0)
         lines.append(
-            f"Trial {second.number} comes next, {number(second.mean - best.mean)} ± "
-            f"{number(error)} nats behind (standard errors over seeds)."
+            f"Trial {second.number} is second, {number(second.mean - best.mean)} ± "
+            f"{number(error)} nats higher (standard error over seeds)."
         )
     for axis in _at_edge(result, best):
         lines.append(
@@ -121,7 +121,7 @@ def _certainty(result: StudyResult) -> list[str]:
 
 
 def _at_edge(result: StudyResult, best: Ranked) -> list[Axis]:
-    """Axes along which the best lies at an end of its range that a setting could go beyond."""
+    """Axes along which the best point lies at an end of the range that could be extended."""
     found = []
     for axis in result.settings.space:
         unit = axis.unit(best.point[axis.name])
@@ -133,18 +133,18 @@ def _at_edge(result: StudyResult, best: Ranked) -> list[Axis]:
 
 def _cards(result: StudyResult, rows: list[Trial]) -> list[Card]:
     best = result.ranking[0]
-    again = _counted(len(best.reruns), "rerun") if best.reruns else "not run again"
+    again = _counted(len(best.reruns), "rerun") if best.reruns else "not rerun"
     error = "" if best.error is None else f"± {number(best.error)} nats, "
     states = {s: sum(r.state == s for r in rows) for s in ("complete", "pruned", "failed")}
     shown_cards = [
         Card("Best configuration", number(best.mean), f"{error or 'nats, '}{again}"),
-        Card("In its own trial", number(best.tuned), "nats: what the tuner saw"),
+        Card("In its trial", number(best.tuned), "nats, as seen by the tuner"),
     ]
     own = own_point(result.settings.config, result.settings.space)
     asked = [r for r in rows if r.point == own and r.state == "complete" and r.value is not None]
     if asked and origin(asked[0]) != best.number:
         value = asked[0].value or 0.0
-        remark = f"nats, trial {origin(asked[0])}: the recipe's own settings"
+        remark = f"nats, trial {origin(asked[0])}: the unmodified recipe"
         shown_cards.append(Card("Before tuning", number(value), remark))
     remark = f"complete; {states['pruned']} stopped early, {states['failed']} failed"
     return [*shown_cards, Card("Trials", str(states["complete"]), remark)]
@@ -161,31 +161,31 @@ def _ranking_section(result: StudyResult) -> Section:
         )
         for row in result.ranking
     ]
-    head = ("trial", "validation XE", "as tuned", *(setting_label(axis.name) for axis in axes))
+    head = ("trial", "validation XE", "in its trial", *(setting_label(axis.name) for axis in axes))
     table = PageTable("The best configurations", head, rows, frozenset({0}), frozenset({0, 1}))
-    words = (
-        "Cross entropies (XE) are in nats, lower is better. Where a configuration was run again "
-        "under other seeds, its XE is their mean with its standard error."
+    text = (
+        "Cross entropies (XE) are in nats; lower is better. If a configuration was rerun with "
+        "other seeds, its XE is the mean of the reruns, with its standard error."
     )
-    return Section("ranking", "Ranking", [words], tables=[table])
+    return Section("ranking", "Ranking", [text], tables=[table])
 
 
 def _history_section(result: StudyResult, rows: list[Trial]) -> Section:
     best = result.ranking[0].number
     lost = len(result.trials) - len(rows)
-    section = Section("history", "How the search went")
+    section = Section("history", "Search history")
     if lost:
         section.paragraphs.append(
-            f"{_counted(lost, 'attempt')} ended with the worker, or by giving the trial back; "
-            "the same configuration was then tried again."
+            f"{_counted(lost, 'attempt')} ended early because the worker stopped or died; the same "
+            "configuration was then tried again."
         )
     section.pictures.append(
         picture(
             figures.study_history(rows),
             "history",
             "Values in the order of the trials",
-            "Each point is a configuration; the line is the lowest so far. A search that has "
-            "found its place has a flat line and points close to it.",
+            "Each point is a configuration; the line is the lowest value so far. When the search "
+            "has converged, the line is flat and new points are close to it.",
         )
     )
     if any(row.curve for row in rows):
@@ -193,9 +193,9 @@ def _history_section(result: StudyResult, rows: list[Trial]) -> Section:
             picture(
                 figures.study_curves(rows, best),
                 "curves",
-                "The trials while they trained",
-                "A line is a configuration, the thick one the best. Those that were among the "
-                "worst for their turn were stopped early.",
+                "Validation during training",
+                "Each line is a configuration; the thick one is the best. Trials that were among "
+                "the worst at the same turn were stopped early.",
             )
         )
     return section
@@ -204,29 +204,29 @@ def _history_section(result: StudyResult, rows: list[Trial]) -> Section:
 def _axes_section(result: StudyResult, rows: list[Trial]) -> Section:
     space, best = result.settings.space, result.ranking[0].number
     known = [(row.point, row.value) for row in rows if row.value is not None]
-    section = Section("axes", "What matters")
+    section = Section("axes", "Which settings matter")
     if len(known) >= _LEAST_FOR_IMPORTANCE:
         section.pictures.append(
             picture(
                 figures.study_importance(importance(space, known)),
                 "importance",
                 "Importance",
-                "The share of each setting in what separates the good trials from the others "
-                "(PED-ANOVA). Few trials say little.",
+                "The share of each setting in what separates good trials from the rest "
+                "(PED-ANOVA). With few trials it is unreliable.",
             )
         )
     else:
         section.missing.append(
-            f"the importance of settings, which needs {_LEAST_FOR_IMPORTANCE} trials with a value "
-            f"(there are {len(known)}); give more --trials"
+            f"the importance of settings needs {_LEAST_FOR_IMPORTANCE} trials with a value and "
+            f"there are {len(known)}; increase --trials"
         )
     section.pictures.append(
         picture(
             figures.study_slices(space, rows, best),
             "slices",
             "Values along each setting",
-            "Every panel shows all trials, ★ the best, squares those that were stopped early, "
-            "triangles those beyond the upper edge. A valley is where a setting should be.",
+            "Every panel shows all trials: ★ is the best, squares were stopped early, triangles "
+            "lie above the plotted range. The points are lowest at good values of a setting.",
         )
     )
     return section
@@ -238,9 +238,7 @@ def _failures_section(rows: list[Trial]) -> Section:
     if failed:
         cells = [(f"trial {origin(row)}", str(row.notes.get("reason", ""))) for row in failed]
         left = frozenset({0, 1})
-        section.tables.append(
-            PageTable("Trials without a value", ("trial", "reason"), cells, left=left)
-        )
+        section.tables.append(PageTable("Failed trials", ("trial", "reason"), cells, left=left))
     return section
 
 
@@ -257,13 +255,14 @@ def _settings_section(result: StudyResult) -> Section:
     ]
     how = "a Gaussian-process bandit" if settings.sampler == "gp" else "random search"
     turns, steps = settings.config.schedule.turns, settings.config.schedule.steps_per_turn
-    words = (
-        f"Points come from {how}, seed {settings.seed}. A trial trains {turns} turns of {steps} "
-        f"steps; hopeless ones are {'stopped early' if settings.prune else 'not stopped'}."
+    pruning = "unpromising trials are stopped early" if settings.prune else "all run to the end"
+    text = (
+        f"Points are proposed by {how} with seed {settings.seed}. A trial trains for {turns} turns "
+        f"of {steps} steps; {pruning}."
     )
     head = ("setting", "range", "scale", "best")
-    table = PageTable("What was searched", head, ranges, left=frozenset({0, 1, 2}))
-    return Section("search", "How it was searched", [words], tables=[table])
+    table = PageTable("Search space", head, ranges, left=frozenset({0, 1, 2}))
+    return Section("search", "Search settings", [text], tables=[table])
 
 
 def _next_section(result: StudyResult, folder: Path) -> Section:
@@ -274,5 +273,8 @@ def _next_section(result: StudyResult, folder: Path) -> Section:
         f"afterdrop evaluate {trial}",
         f"afterdrop report {path}",
     ]
-    words = "To train the best configuration, to evaluate the weights of its trial, and this page:"
-    return Section("next", "What next", [words], commands=lines)
+    text = (
+        "These commands train the best configuration, evaluate the weights of its trial, and write "
+        "this page again."
+    )
+    return Section("next", "Next steps", [text], commands=lines)

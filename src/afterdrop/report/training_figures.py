@@ -1,4 +1,4 @@
-"""Training curves from a run's metrics."""
+"""Training and validation curves from the metrics of runs."""
 
 import itertools
 import math
@@ -9,15 +9,15 @@ import numpy as np
 
 from afterdrop.report.figure_style import Axes, axes, colour, legend, line_style, plain
 
-_MARKS = 15  # markers of a curve, however many turns there are
+_MARKS = 15  # markers per curve, regardless of the number of turns
 
 
 def training_curves(metrics: Sequence[Mapping[str, Any]], *, ax: Axes | None = None) -> Axes:
-    """Training loss and deterministic validation cross entropy over training.
+    """Training loss and deterministic validation cross entropy against the training step.
 
     Args:
         metrics: The lines of `metrics.jsonl` (`train.folder.RunFolder.read_metrics`).
-        ax: Where to draw; a new figure by default.
+        ax: Axes to draw into; by default those of a new figure.
 
     Returns:
         The axes.
@@ -32,7 +32,7 @@ def training_curves(metrics: Sequence[Mapping[str, Any]], *, ax: Axes | None = N
     shown = (
         ("loss", "training loss, with dropout"),
         ("xe", "validation XE, deterministic, T = 1"),
-        ("xe_optimal", "validation XE at its best T"),
+        ("xe_optimal", "validation XE at the optimal T"),
     )
     for index, (name, label) in enumerate(shown):
         steps, values = _column(metrics, name)
@@ -41,7 +41,9 @@ def training_curves(metrics: Sequence[Mapping[str, Any]], *, ax: Axes | None = N
     rates = [(line["step"], line.get("learning_rate")) for line in metrics]
     drops = [b[0] for a, b in itertools.pairwise(rates) if b[1] is not None and b[1] != a[1]]
     for number, step in enumerate(drops):
-        label = "learning rate drops" if number == 0 else "_"  # matplotlib leaves out "_"
+        label = (
+            "learning rate drops" if number == 0 else "_"
+        )  # matplotlib ignores labels that start with "_"
         ax.axvline(step, color=colour("muted"), linestyle=":", linewidth=1.0, label=label)
     _finish(ax)
     return ax
@@ -50,11 +52,11 @@ def training_curves(metrics: Sequence[Mapping[str, Any]], *, ax: Axes | None = N
 def validation_curves(
     runs: Mapping[str, Sequence[Mapping[str, Any]]], *, ax: Axes | None = None
 ) -> Axes:
-    """Deterministic validation cross entropy of several runs over training.
+    """Deterministic validation cross entropy of several runs against the training step.
 
     Args:
-        runs: The lines of `metrics.jsonl` by the run's name.
-        ax: Where to draw; a new figure by default.
+        runs: The lines of `metrics.jsonl` for each run, by name.
+        ax: Axes to draw into; by default those of a new figure.
 
     Returns:
         The axes.
@@ -75,7 +77,7 @@ def validation_curves(
 
 
 def _column(metrics: Sequence[Mapping[str, Any]], name: str) -> tuple[list[float], list[float]]:
-    """Steps and values of a column; what is missing or not a number leaves a gap."""
+    """Steps and values of a metric; missing and non-finite values are NaN, which leaves a gap."""
     values = [line.get(name) for line in metrics]
     return (
         [float(line["step"]) for line in metrics],
@@ -84,7 +86,7 @@ def _column(metrics: Sequence[Mapping[str, Any]], name: str) -> tuple[list[float
 
 
 def _finish(ax: Axes) -> None:
-    """Names the axes; cuts off the untrained beginning, which would flatten the rest."""
+    """Labels the axes and limits the y axis, because the first values would flatten the rest."""
     curves = [np.asarray(line.get_ydata(), float)[1:].tolist() for line in ax.lines]
     values = list(itertools.chain(*curves))
     later = sorted(v for v in values if math.isfinite(v))
