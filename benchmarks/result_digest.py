@@ -17,7 +17,7 @@ from typing import Any
 import afterdrop as ad
 from afterdrop.errors import AfterdropError
 from afterdrop.family.estimates import Estimate
-from afterdrop.reproduce.tables.bands import Band, suitable_bands
+from afterdrop.reproduce.tables.frequency_bands import FrequencyBand, suitable_bands
 from afterdrop.reproduce.tables.source import RunSource, read_source
 from result_subset import subset_rows
 
@@ -88,14 +88,14 @@ def selection_of(valid: ad.Scores) -> tuple[ad.Member, dict[str, Any]]:
     }
 
 
-def disjoint(bands: list[Band]) -> list[Band]:
+def disjoint(bands: list[FrequencyBand]) -> list[FrequencyBand]:
     """Bands without overlap, cut where the given ones are."""
     edges = sorted({int(b.high + 1 if b.low < 0 else b.low + 1) for b in bands})
     lows, highs = [0, *edges], [*[edge - 1 for edge in edges], None]
     return [
-        Band(f"{low}+", low - 1, float("inf"))
+        FrequencyBand(f"{low}+", low - 1, float("inf"))
         if high is None
-        else Band(f"{low}-{high}", low - 1, float(high))
+        else FrequencyBand(f"{low}-{high}", low - 1, float(high))
         for low, high in zip(lows, highs)
     ]
 

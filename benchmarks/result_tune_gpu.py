@@ -33,8 +33,8 @@ import afterdrop as ad
 from afterdrop import train
 from afterdrop.train import DivergedError
 from afterdrop.train.folder import RunFolder
-from afterdrop.tune.settings import TuneSettings, plan_study
-from afterdrop.tune.space import apply_point
+from afterdrop.tune.search_space import apply_point
+from afterdrop.tune.study_settings import TuneSettings, plan_study
 from tuned_on import Family, comparison, worth
 
 STEPS_PER_INTERVAL = 300
@@ -54,9 +54,9 @@ GRACE = 10.0  # seconds in which a worker that was told to stop may save
 
 def draw(options: argparse.Namespace) -> None:
     """Asks for points without training them: each is pending for the next."""
-    from afterdrop.tune.backend import Backend
-    from afterdrop.tune.ledger import Ledger
-    from afterdrop.tune.study import join
+    from afterdrop.tune.optuna_backend import Backend
+    from afterdrop.tune.study_runner import join
+    from afterdrop.tune.trial_ledger import Ledger
 
     changes = {**SCHEDULE, **dict(options.set)}
     settings = plan_study(
@@ -229,12 +229,12 @@ def of_family(options: argparse.Namespace, folder: Path) -> dict[str, float | st
 
 def tell(options: argparse.Namespace) -> None:
     """Gives the results to the study; what is missing stays pending."""
-    from afterdrop.report.study import write_study
-    from afterdrop.tune.backend import Backend
-    from afterdrop.tune.ledger import Ledger
-    from afterdrop.tune.rerun import rank
-    from afterdrop.tune.result import table, write_result
-    from afterdrop.tune.study import StudyResult
+    from afterdrop.report.study_page import write_study
+    from afterdrop.tune.optuna_backend import Backend
+    from afterdrop.tune.reruns import rank
+    from afterdrop.tune.study_files import ranking_table, write_result
+    from afterdrop.tune.study_runner import StudyResult
+    from afterdrop.tune.trial_ledger import Ledger
 
     backend = Backend(options.study, None, options.study.resolve().name)
     settings = TuneSettings.from_dict(backend.settings() or {})
@@ -251,7 +251,7 @@ def tell(options: argparse.Namespace) -> None:
             ledger.complete(trial, row.pop("xe"), **row)
     rows = backend.trials()
     result = StudyResult(settings, rows, [], rank(rows, [], top=5))
-    print(table(result))
+    print(ranking_table(result))
     print(*tuned_on(settings, rows), sep="\n")
     write_result(result, options.study)
     print(f"\nwrote {write_study(result, options.study)}")

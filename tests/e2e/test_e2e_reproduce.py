@@ -13,8 +13,8 @@ import pytest
 import afterdrop as ad
 from afterdrop.cli import main
 from afterdrop.reproduce.chain import Chain
-from afterdrop.reproduce.jobs import Job
-from afterdrop.reproduce.tables.paper import paper_tables
+from afterdrop.reproduce.jobs import ChainJob
+from afterdrop.reproduce.tables.build_tables import paper_tables
 
 BOTH = ["--only", "masks-shared", "masks-step"]
 ARGUMENTS = ["reproduce", "--all", "--minutes", "0.1", "--quiet", *BOTH, "--out"]
@@ -88,7 +88,7 @@ def test_a_job_trains_evaluates_all_splits_and_selects(tmp_path):
         rows = [" ".join(words.choices("abcdefgh", k=6)) for _ in range(lines)]
         (text / f"{split}.txt").write_text("\n".join(rows) + "\n")
     small = {"model.hidden_sizes": [8], "objective.batch_size": 4, "objective.window": 10}
-    job = Job("words", "pydoc-small", {"data.name": str(text), **small})
+    job = ChainJob("words", "pydoc-small", {"data.name": str(text), **small})
     said = []
     chain = Chain(tmp_path / "out", None, 0.1, "cpu", 4, False, said.append)
     folders, faults = chain.run([job])

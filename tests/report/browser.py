@@ -1,4 +1,4 @@
-"""A headless Chromium over its debugging pipe: enough of DevTools to look at a page."""
+"""A headless Chromium, controlled through its debugging pipe with the DevTools protocol."""
 
 import base64
 import fcntl
@@ -20,7 +20,7 @@ def find_chromium() -> str | None:
 
 
 class Browser:
-    """One tab. `events` holds everything that the browser said on its own account."""
+    """One tab. `events` holds the events that the browser sent."""
 
     def __init__(self, executable: str, profile: Path) -> None:
         (read, self._write), (self._read, write) = os.pipe(), os.pipe()

@@ -1,4 +1,4 @@
-"""What reports are made of in these tests: hostile names, and scores of a small classifier."""
+"""Test data: hostile names, scores of a small classifier, and a study."""
 
 import dataclasses
 import math
@@ -7,10 +7,10 @@ import torch
 from torch import nn
 
 import afterdrop as ad
-from afterdrop.tune.backend import Trial
-from afterdrop.tune.rerun import rank
-from afterdrop.tune.settings import plan_study
-from afterdrop.tune.study import StudyResult
+from afterdrop.tune.optuna_backend import Trial
+from afterdrop.tune.reruns import rank
+from afterdrop.tune.study_runner import StudyResult
+from afterdrop.tune.study_settings import plan_study
 
 EVIL = (
     "<script>document.title='taken'</script>",

@@ -1,4 +1,4 @@
-"""The report in a real browser: it loads alone, shows its plots, and runs nothing it was fed."""
+"""The report in a real browser: self-contained, with all plots, and safe against hostile names."""
 
 import io
 import json
@@ -10,7 +10,7 @@ from cases import EVIL, EVIL_FOLDER, evil_study
 from matplotlib.image import imread
 
 from afterdrop.cli import main
-from afterdrop.tune.result import write_result
+from afterdrop.tune.study_files import write_result
 
 WIDTHS = (380, 1280)
 
@@ -56,8 +56,8 @@ def any_page(request):
     return request.getfixturevalue(request.param)
 
 
-def test_the_browser_would_notice(browser, tmp_path):
-    """A page that does all that the others must not."""
+def test_the_browser_detects_requests_scripts_and_overflow(browser, tmp_path):
+    """A page with every fault that the reports must not have."""
     bad = tmp_path / "bad.html"
     bad.write_text(
         "<title>mine</title><div style='width: 2000px'>wide</div><img src='beside.png'>"
@@ -71,7 +71,7 @@ def test_the_browser_would_notice(browser, tmp_path):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_it_loads_alone_and_without_a_word_in_the_console(browser, any_page, width):
+def test_it_is_self_contained_and_the_console_is_empty(browser, any_page, width):
     browser.open(any_page, width)
     assert browser.requests() == [any_page.resolve().as_uri()]
     assert browser.complaints() == []
@@ -90,7 +90,7 @@ def test_it_never_scrolls_sideways(browser, any_page, width):
 
 @pytest.mark.parametrize("dark", [False, True])
 @pytest.mark.parametrize("width", WIDTHS)
-def test_every_plot_is_there_and_not_empty(browser, any_page, width, dark):
+def test_every_plot_is_visible(browser, any_page, width, dark):
     browser.open(any_page, width, dark=dark)
     boxes = browser.value(
         "[...document.querySelectorAll('figure svg')].map(e => { const b = "
@@ -109,7 +109,7 @@ def test_every_plot_is_there_and_not_empty(browser, any_page, width, dark):
         assert (whole[0, 0].mean() < 0.3) == dark
 
 
-def test_what_the_data_contain_does_nothing(browser, any_page):
+def test_html_in_the_data_is_inert(browser, any_page):
     browser.open(any_page, 1280)
     assert "taken" not in browser.value("document.title.replace(/<[^>]*>/g, '')")
     foreign = "document.querySelectorAll('script, img, iframe, [onerror], [onload]').length"
@@ -139,7 +139,7 @@ def _luminance(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def test_it_can_be_read_without_seeing_and_prints(browser, any_page):
+def test_it_is_accessible_and_prints(browser, any_page):
     browser.open(any_page, 1280)
     assert browser.value(
         "[...document.querySelectorAll('svg')].every(e => e.role === 'img' && e.ariaLabel)"

@@ -1,11 +1,13 @@
-"""What figures draw is what Scores say, restated from per-target values."""
+"""Figures show the values of the Scores, restated from per-target values."""
 
+import html
 import io
 import itertools
 import math
 import subprocess
 import sys
 
+import matplotlib
 import matplotlib.figure
 import numpy as np
 import pytest
@@ -14,7 +16,7 @@ from cases import own_scores
 
 import afterdrop as ad
 from afterdrop.report import figures
-from afterdrop.report.frequency import frequency_bands
+from afterdrop.report.frequency_figures import frequency_bands
 
 
 def texts(ax):
@@ -198,7 +200,7 @@ def test_training_curves_leave_gaps_where_there_is_no_number():
     assert data(ax.lines[3])[0].tolist() == [30, 30]
 
 
-def test_figures_draw_into_axes_of_ones_own(scores, members):
+def test_figures_draw_into_given_axes(scores, members):
     counts = torch.tensor([5, 50, 500, 5, 0])
     calls = {
         figures.family_map: (scores,),
@@ -222,7 +224,7 @@ def test_figures_draw_into_axes_of_ones_own(scores, members):
         ax.figure.savefig(io.BytesIO(), format="svg")
 
 
-def test_several_scores_go_with_several_members():
+def test_several_scores_need_as_many_members():
     one, other = own_scores(), own_scores(seed=1)
     ax = figures.temperature_curves([one, other], [ad.AMC, ad.DET], labels=["one", "other"])
     assert [text.get_text() for text in ax.get_legend().get_texts()] == ["one", "other"]
@@ -231,16 +233,24 @@ def test_several_scores_go_with_several_members():
 
 
 def test_names_are_never_read_as_mathematics(scores):
+    def drawn(ax):
+        buffer = io.BytesIO()
+        with matplotlib.rc_context({"svg.fonttype": "none"}):  # text stays text
+            ax.figure.savefig(buffer, format="svg")
+        return html.unescape(buffer.getvalue().decode())
+
     names = ["$\\frac{", "a $b$", "<i>", "x" * 200, "\\"]
-    figures.gain_by_class(scores, ad.AMC, names).figure.savefig(io.BytesIO(), format="svg")
+    svg = drawn(figures.gain_by_class(scores, ad.AMC, names))
+    assert all(f">{name}<" in svg for name in ("$\\frac{", "a $b$", "<i>", "\\"))
+    assert "x" * 22 + "…" in svg and "x" * 30 not in svg
     ax = figures.reliability_diagram(scores, [ad.DET], labels=["$\\undefined{"])
-    ax.figure.savefig(io.BytesIO(), format="svg")
+    assert "$\\undefined{" in drawn(ax)
 
 
-def test_without_matplotlib_the_library_works_and_figures_say_what_to_install():
+def test_without_matplotlib_only_the_modules_that_draw_need_it():
     code = (
         "import sys; sys.modules['matplotlib'] = None\n"
-        "import afterdrop, afterdrop.cli\n"
+        "import afterdrop, afterdrop.cli, afterdrop.report, afterdrop.reproduce\n"
         "try:\n    import afterdrop.report.figures\n"
         "except afterdrop.AfterdropError as error: print(error)\n"
         "sys.exit(afterdrop.cli.main(['report', 'nowhere']))"

@@ -1,4 +1,4 @@
-"""The page says what there is and what is missing, whatever the folder holds."""
+"""The page shows what a folder contains and says what is missing, for any folder."""
 
 import dataclasses
 import json
@@ -14,12 +14,12 @@ from cases import EVIL, SMALL, evil_study, own_scores
 import afterdrop as ad
 from afterdrop import recipes
 from afterdrop.cli import main
-from afterdrop.report.commands import repeat_commands
-from afterdrop.report.page import write_report
 from afterdrop.report.run import read_run
-from afterdrop.report.study import study_page
+from afterdrop.report.run_page import write_report
+from afterdrop.report.shell_commands import repeat_commands
+from afterdrop.report.study_page import build_study_page
 from afterdrop.train.folder import RunFolder
-from afterdrop.tune.result import read_result, write_result
+from afterdrop.tune.study_files import read_result, write_result
 
 
 class Reader(HTMLParser):
@@ -72,19 +72,19 @@ def report(run, *options):
     return read(run / "report.html")
 
 
-def test_a_trained_run_is_told_from_start_to_end(trained_copy, capsys):
+def test_the_report_of_a_trained_run_has_every_section(trained_copy, capsys):
     capsys.readouterr()
     page = report(trained_copy)
     out = capsys.readouterr().out.splitlines()
     assert out[0] == f"Wrote {trained_copy / 'report.html'}." and len(out) == 4
     assert page.tags.count("svg") == 11
-    for words in ("What was chosen", "What was trained", "The family on a map", "To repeat it",
+    for words in ("The chosen member", "The model", "The family of members", "How to reproduce",
                   "on test data", "deterministic, T = 1", "Training curves", "Perplexity",
                   "state carried from window to window", "afterdrop select"):  # fmt: skip
         assert words in page.words, words
     scores = ad.Scores.load(trained_copy / "scores" / "valid.safetensors")
     assert f"{scores.xe(ad.DET).value:.4f}" in page.words
-    assert "What is missing" not in page.words
+    assert "Missing from this report" not in page.words
     test = ad.Scores.load(trained_copy / "scores" / "test.safetensors")
     member = ad.Member.load(trained_copy / "member.json")
     gain = test.difference(ad.DET, member).value
@@ -110,20 +110,20 @@ def test_the_same_run_gives_the_same_bytes(trained_copy):
     assert (trained_copy / "one.html").read_bytes() == (trained_copy / "other.html").read_bytes()
 
 
-def test_scores_of_ones_own_model_are_enough(own_run, scores):
+def test_scores_of_a_users_own_model_are_enough(own_run, scores):
     page = report(own_run)
-    assert "model of your own" in page.words
-    assert "Nothing is chosen yet" in page.words and f"afterdrop select {own_run}" in page.words
+    assert "your own model" in page.words
+    assert "No choice is saved yet" in page.words and f"afterdrop select {own_run}" in page.words
     assert "--split test" in page.words and "--classes FILE" in page.words
     assert page.tags.count("svg") == 8
     assert str(scores.protocol.sites[0][0]) in page.words
 
 
-def test_classes_of_ones_own_model_come_from_a_file_and_are_escaped(own_run, tmp_path, capsys):
+def test_classes_of_a_users_own_model_come_from_a_file_and_are_escaped(own_run, tmp_path, capsys):
     file = tmp_path / "classes.json"
     file.write_text(json.dumps({name: 10 + i for i, name in enumerate(EVIL)}))
     page = report(own_run, "--classes", str(file))
-    assert "Gain class by class" in page.words
+    assert "Gain per class" in page.words
     assert "<script>" in page.words  # as text
     file.write_text(json.dumps({"a": 1, "b": 2}))
     assert "2 classes and the model has 5" in report(own_run, "--classes", str(file)).words
@@ -136,7 +136,9 @@ def test_classes_of_ones_own_model_come_from_a_file_and_are_escaped(own_run, tmp
 def test_training_without_scores_still_gives_its_curves(trained_copy, capsys):
     (trained_copy / "scores" / "valid.safetensors").unlink()
     page = report(trained_copy)
-    assert "There is no result yet" in page.words and "afterdrop evaluate" in page.words
+    assert (
+        "This run has not been evaluated yet" in page.words and "afterdrop evaluate" in page.words
+    )
     assert page.tags.count("svg") == 1
 
 
@@ -167,7 +169,7 @@ def test_scores_of_older_weights_are_named(trained_copy, scores, tmp_path):
     shutil.copytree(trained_copy / "scores", other / "scores")
     page = report(other)
     assert "other weights than those in this folder's checkpoint" in page.words
-    assert "The family on a map" in page.words
+    assert "The family of members" in page.words
     shutil.rmtree(other / "checkpoint")
     assert "other weights" not in report(other).words
 
@@ -181,14 +183,14 @@ def test_a_choice_for_far_fewer_samples_than_there_are_now_is_shown_unranked(own
     ad.AMC.save(own_run / "member.json", {"num_samples": 1})
     page = report(own_run)
     assert "the ranking of members: num_samples=1" in page.words
-    assert "arithmetic mean of 1 dropout samples" in page.words
+    assert "arithmetic mean of 1 dropout sample at" in page.words
 
 
 def test_test_scores_without_the_chosen_member_are_named(own_run, scores):
     ad.Member(0.5, 0.6).save(own_run / "member.json")
     grid = ad.Grid((1,), (0, 1))
     own_scores("test", seed=5, grid=grid).save(own_run / "scores" / "test.safetensors")
-    assert "do not hold the chosen member" in report(own_run).words
+    assert "do not contain the chosen member" in report(own_run).words
 
 
 @pytest.mark.parametrize("what", ["truncated", "foreign"])
@@ -202,13 +204,13 @@ def test_damaged_scores_do_not_stop_the_rest(trained_copy, what):
 def test_damaged_metrics_and_settings_do_not_stop_the_rest(trained_copy):
     (trained_copy / "metrics.jsonl").write_text("{\n")
     page = report(trained_copy)
-    assert "metrics.jsonl" in page.words and "The family on a map" in page.words
+    assert "metrics.jsonl" in page.words and "The family of members" in page.words
     (trained_copy / "config.json").write_text("{}")
     page = report(trained_copy)
-    assert "config.json" in page.words and "The family on a map" in page.words
+    assert "config.json" in page.words and "The family of members" in page.words
 
 
-def test_data_that_are_gone_cost_only_the_frequencies(trained_copy):
+def test_without_the_data_only_the_frequencies_are_missing(trained_copy):
     content = json.loads((trained_copy / "config.json").read_text())
     content["config"]["data"]["name"] = "/nowhere/text"
     (trained_copy / "config.json").write_text(json.dumps(content))
@@ -218,14 +220,14 @@ def test_data_that_are_gone_cost_only_the_frequencies(trained_copy):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
-def test_numbers_that_are_none_are_said_and_the_rest_is_shown(own_run, scores, value):
+def test_values_that_are_not_finite_are_reported_and_the_rest_is_shown(own_run, scores, value):
     tensors = {name: tensor.clone() for name, tensor in scores.tensors.items()}
     tensors["mc_target"][0, 1, 7] = value
     ad.Scores(scores.protocol, tensors).save(own_run / "scores" / "valid.safetensors")
     ad.AMC.save(own_run / "member.json")
     page = report(own_run)
     assert "1 of 10 members give some target" in page.words
-    assert "n/a" in page.words and "The family on a map" in page.words
+    assert "n/a" in page.words and "The family of members" in page.words
     tensors["det_target"][3] = value
     tensors["mc_target"][:, :, 7] = value
     ad.Scores(scores.protocol, tensors).save(own_run / "scores" / "valid.safetensors")
@@ -251,21 +253,25 @@ def test_tempered_samples_have_a_page(own_run):
 def test_one_alpha_and_one_example_have_a_page(own_run):
     grid = ad.Grid((0,), (0, 1))
     own_scores(grid=grid).save(own_run / "scores" / "valid.safetensors")
-    report(own_run)
+    page = report(own_run)
+    assert (
+        "2 candidates" not in page.words and "4 candidates" in page.words
+    )  # both T of two members
+    assert "The bound and the gaps" in page.words and "How tight" not in page.words  # needs α > 0
     net = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(4, 3))
     one = ad.evaluate(net, [(torch.randn(1, 4), torch.tensor([2]))], num_samples=4)
     one.save(own_run / "scores" / "valid.safetensors")
-    report(own_run)
+    assert "1 in 1 examples" in report(own_run).words
 
 
-def test_a_folder_without_anything_is_an_error_that_says_what_to_do(tmp_path, capsys):
+def test_an_empty_folder_is_an_error_with_a_remedy(tmp_path, capsys):
     for folder in (tmp_path, tmp_path / "nowhere"):
         assert main(["report", str(folder)]) == 2
         assert "afterdrop evaluate" in capsys.readouterr().err
         assert not (folder / "report.html").exists()
 
 
-def test_the_command_that_repeats_training_gives_the_same_configuration(trained):
+def test_the_train_command_reproduces_the_configuration(trained):
     run = read_run(trained)
     words = shlex.split(repeat_commands(run)[0])
     assert words[:3] == ["afterdrop", "train", "lm"]
@@ -277,7 +283,7 @@ def test_the_command_that_repeats_training_gives_the_same_configuration(trained)
     assert recipes.load("lm").config.override(own).override(changes) == config
 
 
-def test_the_command_that_repeats_a_recipe_is_its_name(tmp_path):
+def test_the_train_command_of_a_recipe_is_its_name_and_changes(tmp_path):
     run = tmp_path / "run"
     sets = ["--set", "optimiser.max_norm=none", "--set", "schedule.intervals=1"]
     assert main(["train", "digits-mlp", "--out", str(run), "--quiet", *sets]) == 0
@@ -285,7 +291,7 @@ def test_the_command_that_repeats_a_recipe_is_its_name(tmp_path):
     assert repeat_commands(read_run(run))[0] == wanted
 
 
-def test_the_commands_that_repeat_an_evaluation_are_taken_as_they_are(trained, tmp_path):
+def test_the_evaluate_command_reproduces_the_scores(trained, tmp_path):
     before = ad.Scores.load(trained / "scores" / "valid.safetensors")
     command = shlex.split(repeat_commands(read_run(trained))[1])
     assert main([*command[1:], "--out", str(tmp_path / "again"), "--quiet"]) == 0
@@ -298,24 +304,24 @@ def test_scores_of_training_data_are_shown_if_they_are_of_the_same_model(trained
     options = ["--split", "train", "--limit", "60", "--num-samples", "4", "--quiet"]
     assert main(["evaluate", str(trained_copy), *options]) == 0
     page = report(trained_copy)
-    assert "How well it fits the training data" in page.words
+    assert "Fit to the training data" in page.words
     assert "on the first 60 targets" in page.words
     command = repeat_commands(read_run(trained_copy))[2]
     assert "--split train --limit 60 --num-samples 4" in command
     scores.save(trained_copy / "scores" / "train.safetensors")
     page = report(trained_copy)
-    assert "How well it fits the training data" not in page.words
+    assert "Fit to the training data" not in page.words
     assert "the scores of train are of another model" in page.words
 
 
-def test_a_part_of_a_split_is_said_and_repeated(trained_copy):
+def test_a_limit_is_shown_and_part_of_the_command(trained_copy):
     options = ["--limit", "50", "--num-samples", "4", "--overwrite", "--quiet"]
     assert main(["evaluate", str(trained_copy), *options]) == 0
     assert "--limit 50" in repeat_commands(read_run(trained_copy))[1]
-    assert "the first of the split" in report(trained_copy).words
+    assert "the beginning of the split" in report(trained_copy).words
 
 
-def test_a_trial_leads_to_its_study_and_compare_says_what_a_study_is(trained, tmp_path, capsys):
+def test_a_trial_links_to_its_study_and_compare_refuses_a_study(trained, tmp_path, capsys):
     folder = tmp_path / "study"
     run = shutil.copytree(trained, folder / "trials" / "0000")
     write_result(evil_study(), folder)
@@ -323,12 +329,12 @@ def test_a_trial_leads_to_its_study_and_compare_says_what_a_study_is(trained, tm
     assert not (folder / "study.html").exists()
     assert main(["report", str(folder)]) == 0
     assert (folder / "study.html").read_bytes() == (tmp_path / "page.html").read_bytes()
-    assert "This run is a trial of a study" in report(run).words
+    assert "This run is one trial of a hyperparameter study" in report(run).words
     assert main(["compare", str(folder), str(run), "--out", str(tmp_path / "c.html")]) == 2
     assert "is a study" in capsys.readouterr().err
 
 
-def test_a_study_that_is_damaged_or_not_over_is_refused(tmp_path, capsys):
+def test_a_damaged_or_unfinished_study_is_refused(tmp_path, capsys):
     (tmp_path / "journal.log").write_text("")
     assert main(["report", str(tmp_path)]) == 2
     assert "not over" in capsys.readouterr().err
@@ -337,18 +343,18 @@ def test_a_study_that_is_damaged_or_not_over_is_refused(tmp_path, capsys):
     assert "damaged ('settings')" in capsys.readouterr().err
 
 
-def test_a_study_page_says_how_far_its_best_can_be_believed(tmp_path):
+def test_a_study_page_says_how_reliable_its_best_trial_is(tmp_path):
     result = evil_study()
     write_result(result, tmp_path)
     assert read_result(tmp_path) == result
-    page = study_page(result, tmp_path)
+    page = build_study_page(result, tmp_path)
     best = result.ranking[0]
     assert f"Trial {best.number} is the best of 29" in page.headline
-    assert "differs by +0.0150 nats" in page.lead[0]
+    assert "differ by +0.0150 nats" in page.lead[0]
     assert [s.name for s in page.sections] == [
         "ranking", "history", "axes", "failures", "search", "next"
     ]  # fmt: skip
-    few = study_page(dataclasses.replace(result, trials=result.trials[:5]), tmp_path)
+    few = build_study_page(dataclasses.replace(result, trials=result.trials[:5]), tmp_path)
     assert "needs 10 trials" in few.sections[2].missing[0]
 
 
@@ -358,7 +364,7 @@ def test_runs_are_compared_on_one_page(trained, own_run, tmp_path, capsys):
     runs = [str(own_run), str(tmp_path / "other"), str(trained)]
     assert main(["compare", *runs, "--out", str(out)]) == 0
     page = read(out)
-    assert "scored on different data" in page.words and page.tags.count("svg") == 5
+    assert "evaluated on different data" in page.words and page.tags.count("svg") == 5
     assert "mine" in page.words and "other" in page.words
 
 
@@ -369,7 +375,7 @@ def test_runs_on_the_same_data_are_compared_target_by_target(own_run, scores, tm
     out = tmp_path / "all.html"
     assert main(["compare", str(own_run), str(other), "--out", str(out)]) == 0
     page = read(out)
-    assert f"{own_run} is the best of them" in page.words
+    assert f"{own_run} is the best run" in page.words
     best = ad.select(scores).member
     difference = scores.difference(ad.AMC, best)
     assert f"+{difference.value:.4f} ± {difference.error:.4f}" in page.words
@@ -378,7 +384,7 @@ def test_runs_on_the_same_data_are_compared_target_by_target(own_run, scores, tm
 
 
 @pytest.mark.parametrize("verb", ["report", "compare"])
-def test_help_teaches(verb, capsys):
+def test_help_has_a_description_and_examples(verb, capsys):
     with pytest.raises(SystemExit) as stop:
         main([verb, "--help"])
     assert stop.value.code == 0

@@ -9,9 +9,9 @@ import torch
 from afterdrop import Scores
 from afterdrop.cli import main
 from afterdrop.errors import FileError
-from afterdrop.reproduce.tables.paper import paper_tables
+from afterdrop.reproduce.tables.build_tables import paper_tables
 from afterdrop.reproduce.tables.source import read_source
-from afterdrop.reproduce.tables.writers import to_text
+from afterdrop.reproduce.tables.table_writers import to_text
 
 SMALL = ["model.hidden_sizes=[8]", "schedule.intervals=1", "schedule.steps_per_interval=3"]
 SMALL += ["schedule.drop_latest=1", "objective.batch_size=4", "objective.window=10"]

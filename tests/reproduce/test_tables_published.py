@@ -24,7 +24,7 @@ def test_every_row_has_a_figure_for_each_member_and_a_source(row):
 
 def test_the_perplexities_of_the_abstract_follow():
     def test_of(data, member, tuned=False):
-        found = published.figure(4, data, "test", member, tuned=tuned)
+        found = published.value(4, data, "test", member, tuned=tuned)
         return round(math.exp(found.xe), 1)
 
     assert test_of("ptb", Member(1, 0.8)) == 55.3
@@ -39,8 +39,8 @@ def test_table_1_is_monotone_as_its_caption_says():
 
 def test_tables_2_and_4_agree_on_wikitext_but_for_the_misprints():
     for member in published.members("nine"):
-        two = published.figure(2, "wikitext-2", "valid", member)
-        four = published.figure(4, "wikitext-2", "valid", member)
+        two = published.value(2, "wikitext-2", "valid", member)
+        four = published.value(4, "wikitext-2", "valid", member)
         assert abs(two.meant - four.xe) <= 0.0011
         assert bool(two.misprint) == (abs(two.xe - four.xe) > 0.0011)
 
@@ -53,16 +53,16 @@ def test_bands_above_and_below_500_make_up_ptb_validation():
 def test_an_optimal_temperature_is_worse_only_where_it_is_marked():
     for data in ("ptb", "wikitext-2"):
         for member in published.members("nine"):
-            plain = published.figure(4, data, "valid", member)
-            tuned = published.figure(4, data, "valid", member, tuned=True)
+            plain = published.value(4, data, "valid", member)
+            tuned = published.value(4, data, "valid", member, tuned=True)
             assert (tuned.xe > plain.xe) == bool(tuned.misprint)
 
 
 def test_what_was_not_printed_is_none():
-    assert published.figure(2, "ptb-char", "valid", DET) is None
-    assert published.figure(2, "ptb", "valid", Member(0, 0.5)) is None
-    assert published.figure(1, "ptb", "train", AMC) is None
-    assert published.figure(1, "ptb", "train", GMC).xe == 2.878
+    assert published.value(2, "ptb-char", "valid", DET) is None
+    assert published.value(2, "ptb", "valid", Member(0, 0.5)) is None
+    assert published.value(1, "ptb", "train", AMC) is None
+    assert published.value(1, "ptb", "train", GMC).xe == 2.878
     step = {"masks": "step", "tuned": True}
-    assert published.figure(5, "ptb", "valid", DET, parameters=9_974_361, **step).xe == 4.098
-    assert published.figure(5, "ptb", "valid", DET, parameters=1_000_000, **step) is None
+    assert published.value(5, "ptb", "valid", DET, parameters=9_974_361, **step).xe == 4.098
+    assert published.value(5, "ptb", "valid", DET, parameters=1_000_000, **step) is None

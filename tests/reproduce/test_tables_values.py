@@ -10,13 +10,13 @@ from afterdrop.data import load_text
 from afterdrop.errors import DataError, FileError
 from afterdrop.family.member import AMC, DET, Member
 from afterdrop.reproduce.tables import published
-from afterdrop.reproduce.tables.bands import PAPER, parse_band, suitable_bands
-from afterdrop.reproduce.tables.family import family_table
-from afterdrop.reproduce.tables.frequency import frequency_table
-from afterdrop.reproduce.tables.multiplier import multiplier_table
-from afterdrop.reproduce.tables.sharing import kind_of, sharing_table
+from afterdrop.reproduce.tables.frequency_bands import PAPER, parse_band, suitable_bands
 from afterdrop.reproduce.tables.source import RunSource
-from afterdrop.reproduce.tables.temperature import temperature_table
+from afterdrop.reproduce.tables.table1_multiplier import multiplier_table
+from afterdrop.reproduce.tables.table2_members import members_table
+from afterdrop.reproduce.tables.table3_frequency import frequency_table
+from afterdrop.reproduce.tables.table4_temperature import temperature_table
+from afterdrop.reproduce.tables.table5_mask_sharing import kind_of, mask_sharing_table
 
 COUNTS = torch.tensor([30_000, 6_000, 600, 600, 400, 90, 90, 10, 10, 0])
 
@@ -42,7 +42,7 @@ def test_table_1_has_every_alpha_and_paired_steps(ptb):
 
 
 def test_table_2_sets_published_figures_beside_ours_and_marks_misprints(mnist):
-    table = family_table([mnist])
+    table = members_table([mnist])
     row, scores = table.rows[0], mnist.scores["valid"]
     half = list(published.members("nine")).index(Member(0.5, 0.8))
     ours = scores.xe(Member(0.5, 0.8)).value
@@ -64,7 +64,7 @@ def test_table_2_averages_runs_that_differ_in_their_seed_only(mnist):
     wider = make_source(
         "mnist-mlp", "wide", unit="image", changes={"model.hidden_sizes": [9]}, splits=("valid",)
     )
-    table = family_table([mnist, other, wider])
+    table = members_table([mnist, other, wider])
     assert len(table.rows) == 4
     values = [source.scores["valid"].xe(AMC).value for source in (mnist, other)]
     mean = table.rows[2]
@@ -178,7 +178,7 @@ def test_table_5_compares_masks_of_runs_that_differ_in_nothing_else():
     embedding = masks("e", 3, embedding_dropout=0.1)
     kinds = ["shared", "step", "all", "shared + embedding dropout 0.1"]
     assert [kind_of(source) for source in (shared, step, every, embedding)] == kinds
-    table = sharing_table([shared, step, every, embedding])
+    table = mask_sharing_table([shared, step, every, embedding])
     rows = {row.label.split(":")[0]: row for row in table.rows}
     assert len(rows) == 4
     row = rows["no mask shared (NS)"]
@@ -199,7 +199,7 @@ def test_table_5_does_not_compare_runs_that_differ_otherwise():
         changes={"model.state_sharing": "step", "model.hidden_sizes": [7]},
         model={**MODEL, "state_sharing": "step"},
     )
-    table = sharing_table([one, two])
+    table = mask_sharing_table([one, two])
     assert not table.rows and "--set model.state_sharing=step" in table.missing[0]
 
 

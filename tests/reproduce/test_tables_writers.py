@@ -7,20 +7,26 @@ import math
 import pytest
 
 from afterdrop.errors import FileError
-from afterdrop.reproduce.tables.table import Line, Row, Table
-from afterdrop.reproduce.tables.writers import to_csv, to_latex, to_markdown, to_text, write_tables
+from afterdrop.reproduce.tables.paper_table import PaperTable, TableLine, TableRow
+from afterdrop.reproduce.tables.table_writers import (
+    to_csv,
+    to_latex,
+    to_markdown,
+    to_text,
+    write_tables,
+)
 
-TABLE = Table(
+TABLE = PaperTable(
     2,
     "XE & more",
     ["DET", "AMC ×1"],
     [
-        Row(
+        TableRow(
             "my_run | 50% <b>x</b>",
             [
-                Line("ours", [1.0 / 3, 0.25], best=True),
-                Line("ours − paper", [-0.01, None], 3, signed=True),
-                Line("paper", [math.nan, 0.92], 2, marks=["", "†"]),
+                TableLine("ours", [1.0 / 3, 0.25], best=True),
+                TableLine("ours − paper", [-0.01, None], 3, signed=True),
+                TableLine("paper", [math.nan, 0.92], 2, marks=["", "†"]),
             ],
         )
     ],
@@ -66,7 +72,7 @@ def test_csv_keeps_every_number_exactly():
 
 
 def test_a_table_without_rows_says_what_is_missing_in_every_form():
-    empty = Table(5, "nothing", ["a"], missing=["two runs"])
+    empty = PaperTable(5, "nothing", ["a"], missing=["two runs"])
     for form in (to_text, to_markdown, to_latex):
         assert "Missing: two runs" in form(empty)
     assert len(to_csv([empty]).splitlines()) == 1

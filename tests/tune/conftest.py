@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from afterdrop.tune.settings import TuneSettings, plan_study
+from afterdrop.tune.study_settings import TuneSettings, plan_study
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `postgres`
 import postgres

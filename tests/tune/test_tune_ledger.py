@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from afterdrop.tune.backend import Backend
-from afterdrop.tune.ledger import ATTEMPTS, Ledger, count, ends, is_retried, origin
-from afterdrop.tune.lock import Alive, file_lock, is_dead
+from afterdrop.tune.file_locks import Alive, file_lock, is_dead
+from afterdrop.tune.optuna_backend import Backend
+from afterdrop.tune.trial_ledger import ATTEMPTS, Ledger, count, ends, is_retried, origin
 
 # One fresh process imports torch once and forks the workers, which take points at once and tell
 # nothing, so that only the lock and the pending trials keep the points apart.
@@ -17,10 +17,10 @@ import os, sys
 import torch
 torch.set_num_threads(1)
 from pathlib import Path
-from afterdrop.tune.backend import Backend, gp_point
-from afterdrop.tune.ledger import Ledger
-from afterdrop.tune.study import join
-from afterdrop.tune.settings import plan_study
+from afterdrop.tune.optuna_backend import Backend, gp_point
+from afterdrop.tune.trial_ledger import Ledger
+from afterdrop.tune.study_runner import join
+from afterdrop.tune.study_settings import plan_study
 
 folder, storage, name, recipe = sys.argv[1:]
 storage = storage or None
@@ -174,7 +174,7 @@ def test_a_journal_line_cut_short_by_a_kill_is_dropped(tmp_path, settings):
 def test_the_lock_of_a_killed_process_is_free(tmp_path):
     code = (
         "import os, sys; from pathlib import Path\n"
-        "from afterdrop.tune.lock import Alive, file_lock\n"
+        "from afterdrop.tune.file_locks import Alive, file_lock\n"
         "Alive(Path(sys.argv[1]), 'w').__enter__(); lock = file_lock(Path(sys.argv[1]) / 'l')\n"
         "lock.__enter__(); os.kill(os.getpid(), 9)"
     )

@@ -3,7 +3,7 @@ import torch
 
 from afterdrop.data import EvalStripes
 from afterdrop.train import load_model, run
-from afterdrop.tune.objective import Objective, spread
+from afterdrop.tune.tuning_objective import Objective, spread
 
 
 @pytest.fixture

@@ -3,10 +3,10 @@ import math
 
 import pytest
 
-from afterdrop.tune.propose import Seen, known_values, propose
-from afterdrop.tune.prune import is_hopeless
-from afterdrop.tune.settings import plan_study
-from afterdrop.tune.space import Axis
+from afterdrop.tune.next_point import Seen, known_values, propose
+from afterdrop.tune.pruning import is_hopeless
+from afterdrop.tune.search_space import Axis
+from afterdrop.tune.study_settings import plan_study
 
 AXES = [Axis("model.input_dropout", 0, 0.9), Axis("model.hidden_dropout", 0, 0.9)]
 

@@ -6,8 +6,8 @@ from afterdrop import recipes
 from afterdrop.models.budget import count_parameters
 from afterdrop.train import ConfigError
 from afterdrop.tune.checks import TuneError
-from afterdrop.tune.settings import TuneSettings, plan_study
-from afterdrop.tune.space import Axis, Space, apply_point, own_point, published_space
+from afterdrop.tune.search_space import Axis, Space, apply_point, own_point, published_space
+from afterdrop.tune.study_settings import TuneSettings, plan_study
 
 # The ranges of reference: Melis et al., Mogrifier LSTM, appendix; learning rate widened.
 PUBLISHED = {

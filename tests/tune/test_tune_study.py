@@ -10,18 +10,18 @@ import torch
 from afterdrop import recipes
 from afterdrop.cli import main
 from afterdrop.recipes.write import to_toml
-from afterdrop.report.page import render
-from afterdrop.report.study import study_page
+from afterdrop.report.run_page import render
 from afterdrop.report.study_figures import study_slices
+from afterdrop.report.study_page import build_study_page
 from afterdrop.train import load_model
-from afterdrop.tune import trial as trial_module
-from afterdrop.tune.backend import Trial
+from afterdrop.tune import trial_training
 from afterdrop.tune.checks import TuneError
-from afterdrop.tune.ledger import ends
-from afterdrop.tune.rerun import rank
-from afterdrop.tune.settings import TuneSettings, plan_study
-from afterdrop.tune.space import Axis, Space
-from afterdrop.tune.study import tune
+from afterdrop.tune.optuna_backend import Trial
+from afterdrop.tune.reruns import rank
+from afterdrop.tune.search_space import Axis, Space
+from afterdrop.tune.study_runner import run_study
+from afterdrop.tune.study_settings import TuneSettings, plan_study
+from afterdrop.tune.trial_ledger import ends
 from afterdrop.tune.worker import Workplace
 
 
@@ -31,7 +31,7 @@ def log_axis(name, low, high):
 
 def run(settings, folder, trials=3, **others):
     others = {"reruns": 0, "devices": ["cpu"], "quiet": True, **others}
-    return tune(settings, folder, trials=trials, **others)
+    return run_study(settings, folder, trials=trials, **others)
 
 
 def test_from_the_command_line_to_a_recipe_that_trains(recipe, tmp_path, capsys):
@@ -96,7 +96,7 @@ def test_divergence_is_recorded_and_the_study_goes_on(recipe, tmp_path):
     assert {row.state for row in result.trials} == {"complete", "failed"}
     failed = [row for row in result.trials if row.state == "failed"]
     assert all(row.notes["reason"].startswith("diverged: the training loss") for row in failed)
-    assert "diverged" in render(study_page(result, tmp_path))
+    assert "diverged" in render(build_study_page(result, tmp_path))
 
 
 def test_a_study_in_which_all_fails_ends_and_says_why(recipe, tmp_path):
@@ -116,21 +116,21 @@ def test_lack_of_memory_is_recorded_and_the_study_goes_on(settings, tmp_path, mo
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
         return real(*arguments, **options)
 
-    real = trial_module.run_training
-    monkeypatch.setattr(trial_module, "run_training", short)
+    real = trial_training.run_training
+    monkeypatch.setattr(trial_training, "run_training", short)
     result = run(settings, tmp_path / "s")
     assert [row.state for row in result.trials] == ["complete", "failed", "complete"]
     assert result.trials[1].notes["reason"].startswith("out of memory: CUDA")
 
 
 def test_an_unknown_error_costs_the_worker_but_not_the_point(settings, tmp_path, monkeypatch):
-    real = trial_module.run_training
+    real = trial_training.run_training
 
     def broken(*arguments, **options):
-        monkeypatch.setattr(trial_module, "run_training", real)
+        monkeypatch.setattr(trial_training, "run_training", real)
         raise RuntimeError("CUDA error: an illegal memory access")
 
-    monkeypatch.setattr(trial_module, "run_training", broken)
+    monkeypatch.setattr(trial_training, "run_training", broken)
     with pytest.raises(RuntimeError, match="illegal"):
         run(settings, tmp_path / "s")
     result = run(settings, tmp_path / "s")
@@ -183,13 +183,13 @@ def test_the_ranking_is_by_reruns_and_not_by_the_lucky_draw():
 
 def test_the_page_needs_nothing_else_and_escapes_what_it_shows(settings, tmp_path):
     named = TuneSettings.from_dict({**settings.to_dict(), "recipe": "<script>alert(1)</script>"})
-    page = render(study_page(run(named, tmp_path / "s"), tmp_path))
+    page = render(build_study_page(run(named, tmp_path / "s"), tmp_path))
     assert "<script>alert" not in page and "&lt;script&gt;alert" in page
     links = re.findall(r'(?:src|href)="([^"#][^"]*)"', page)
     assert [link for link in links if not link.startswith("data:")] == []
     assert "url(http" not in page and "@import" not in page
     again = run(named, tmp_path / "s")
-    assert page == render(study_page(again, tmp_path))  # the same study, the same bytes
+    assert page == render(build_study_page(again, tmp_path))  # the same study, the same bytes
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
@@ -211,7 +211,7 @@ def test_every_recipe_survives_being_written(name, tmp_path):
 def test_without_optuna_the_command_says_what_to_install_and_spaces_still_work(tmp_path):
     code = (
         "import sys; sys.modules['optuna'] = None\n"
-        "from afterdrop.tune.settings import plan_study; plan_study('ptb-10m')\n"
+        "from afterdrop.tune.study_settings import plan_study; plan_study('ptb-10m')\n"
         "from afterdrop.cli import main; sys.exit(main(['tune', 'digits-mlp', '--study', 's']))"
     )
     done = subprocess.run(

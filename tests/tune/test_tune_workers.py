@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from afterdrop.tune.backend import Backend, Trial
-from afterdrop.tune.ledger import ends, origin
-from afterdrop.tune.settings import plan_study
-from afterdrop.tune.study import tune
+from afterdrop.tune.optuna_backend import Backend, Trial
+from afterdrop.tune.study_runner import run_study
+from afterdrop.tune.study_settings import plan_study
+from afterdrop.tune.trial_ledger import ends, origin
 
 INTERVALS = 60  # enough that a trial can be killed in the middle, also on a busy machine
 # One fresh process imports torch once and forks the workers, so that they cost no new import.
@@ -20,8 +20,8 @@ import os, sys
 import torch
 torch.set_num_threads(1)
 from pathlib import Path
-from afterdrop.tune.settings import plan_study
-from afterdrop.tune.study import join
+from afterdrop.tune.study_settings import plan_study
+from afterdrop.tune.study_runner import join
 from afterdrop.tune.worker import Workplace, work
 
 mode, folder, storage, name, recipe, intervals = sys.argv[1:]
@@ -147,7 +147,7 @@ def test_ctrl_c_ends_all_workers_cleanly_and_the_same_study_goes_on(tmp_path, re
     assert {row.state for row in others} - {"complete"} == {"waiting"}
     settings = plan_study(str(recipe), intervals=INTERVALS, prune=False)
     only_open = {"trials": len(points), "reruns": 0, "devices": ["cpu"], "quiet": True}
-    result = tune(settings, folder, **only_open)
+    result = run_study(settings, folder, **only_open)
     assert [row.state for row in ends(result.trials)] == ["complete"] * len(points)
     assert {len(intervals_done(folder, origin(row))) for row in ends(result.trials)} == {
         INTERVALS + 1

@@ -33,7 +33,7 @@ def compare(
         data: The folder of the named data sets, if not the one of training.
     """
     # Here, because these need matplotlib, which other verbs do without.
-    from afterdrop.report.compare import write_comparison
+    from afterdrop.report.comparison_page import write_comparison
     from afterdrop.report.run import read_run
 
     page = write_comparison([read_run(run, split, None, data) for run in runs], out)

@@ -41,13 +41,13 @@ def report(
         data: The folder of the named data sets, if not the one of training.
     """
     # Here, because these need matplotlib, which other verbs do without.
-    from afterdrop.report.page import write_report
     from afterdrop.report.prose import certainty, headline
     from afterdrop.report.run import is_study, read_run
+    from afterdrop.report.run_page import write_report
 
     if is_study(run):
-        from afterdrop.report.study import write_study
-        from afterdrop.tune.result import read_result
+        from afterdrop.report.study_page import write_study
+        from afterdrop.tune.study_files import read_result
 
         print(f"Wrote {write_study(read_result(run), run, out)}.")
         return

@@ -11,9 +11,9 @@ from afterdrop.data.source import data_folder
 from afterdrop.errors import DataError, ExtraError, FileError
 from afterdrop.reproduce.chain import Chain
 from afterdrop.reproduce.jobs import plan_jobs
-from afterdrop.reproduce.tables.bands import parse_band
-from afterdrop.reproduce.tables.paper import paper_tables
-from afterdrop.reproduce.tables.writers import to_text, write_tables
+from afterdrop.reproduce.tables.build_tables import paper_tables
+from afterdrop.reproduce.tables.frequency_bands import parse_band
+from afterdrop.reproduce.tables.table_writers import to_text, write_tables
 
 SAMPLES = {"cpu": 20}  # K on a device; 100 elsewhere
 

@@ -78,11 +78,11 @@ def tune(
         lease: Seconds without a sign of life after which a worker elsewhere counts as dead.
         quiet: Print the result only.
     """
-    from afterdrop.tune.objective import Objective
-    from afterdrop.tune.result import table, write_result
-    from afterdrop.tune.settings import plan_study
-    from afterdrop.tune.space import Axis
-    from afterdrop.tune.study import tune as run_study
+    from afterdrop.tune.search_space import Axis
+    from afterdrop.tune.study_files import ranking_table, write_result
+    from afterdrop.tune.study_runner import run_study
+    from afterdrop.tune.study_settings import plan_study
+    from afterdrop.tune.tuning_objective import Objective
 
     settings = plan_study(
         recipe,
@@ -112,10 +112,10 @@ def tune(
         lease=lease,
         quiet=quiet,
     )
-    print(table(result))
+    print(ranking_table(result))
     write_result(result, study)
     try:
-        from afterdrop.report.study import write_study  # needs matplotlib
+        from afterdrop.report.study_page import write_study  # needs matplotlib
 
         print(f"\nWrote {write_study(result, study)}: ranking, history, importance and slices.")
     except ExtraError as error:

@@ -1,17 +1,18 @@
-"""Every figure of the report, as functions that take Scores and return matplotlib Axes.
+"""The figures of the report, as functions that take Scores and return matplotlib Axes.
 
     from afterdrop.report import figures
     figures.family_map(scores).figure.savefig("map.pdf")
 
-Each takes `ax=` to draw into axes of your own; without it, it makes a figure in the report's style.
+Each function takes `ax=` to draw into existing axes; otherwise it creates a figure in the style of
+the report.
 """
 
-from afterdrop.report.curves import sample_curves, temperature_curves
-from afterdrop.report.frequency import gain_by_class, gain_by_frequency, xe_by_frequency
-from afterdrop.report.gaps import bounds_stacked, tightness
-from afterdrop.report.maps import family_map
-from afterdrop.report.training import training_curves, validation_curves
-from afterdrop.report.trust import reliability_diagram, risk_coverage_curves
+from afterdrop.report.bound_figures import bounds_stacked, tightness
+from afterdrop.report.confidence_figures import reliability_diagram, risk_coverage_curves
+from afterdrop.report.curve_figures import sample_curves, temperature_curves
+from afterdrop.report.frequency_figures import gain_by_class, gain_by_frequency, xe_by_frequency
+from afterdrop.report.map_figures import family_map
+from afterdrop.report.training_figures import training_curves, validation_curves
 
 __all__ = [
     "bounds_stacked",

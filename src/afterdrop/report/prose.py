@@ -1,14 +1,14 @@
-"""The outcome in plain words, for readers who never read the paper."""
+"""The outcome of a run in sentences, for readers who have not read the paper."""
 
 import math
 
 from afterdrop.family.estimates import Estimate
 from afterdrop.family.member import DET, Member
-from afterdrop.report.outcome import Outcome
+from afterdrop.report.run_outcome import Outcome
 
 
 def number(value: float, digits: int = 4) -> str:
-    """A number, or n/a where there is none.
+    """A formatted number, or n/a if it is not finite.
 
     Example:
         >>> number(0.12345), number(math.nan)
@@ -18,7 +18,7 @@ def number(value: float, digits: int = 4) -> str:
 
 
 def signed(value: float, digits: int = 4) -> str:
-    """A number with its sign.
+    """A formatted number with its sign.
 
     Example:
         >>> signed(0.5, 1), signed(-0.5, 1)
@@ -28,19 +28,29 @@ def signed(value: float, digits: int = 4) -> str:
 
 
 def with_error(found: Estimate) -> str:
-    """A value and its standard error."""
+    """A formatted value with its standard error."""
     return f"{number(found.value)} ± {number(found.error)}"
 
 
-def in_words(member: Member, num_samples: int) -> str:
-    """What predicting with a member means.
+def split_name(split: str) -> str:
+    """The name of a split in a sentence.
 
     Example:
-        >>> in_words(Member(1.0, 1.0, 1.05), 100)
+        >>> split_name("valid"), split_name("test")
+        ('validation', 'test')
+    """
+    return {"train": "training", "valid": "validation"}.get(split, split)
+
+
+def describe(member: Member, num_samples: int) -> str:
+    """How a member makes predictions.
+
+    Example:
+        >>> describe(Member(1.0, 1.0, 1.05), 100)
         'the arithmetic mean of 100 dropout samples at the training rates, temperature 1.05'
     """
     if member.deterministic:
-        name = "ordinary evaluation (dropout switched off)"
+        name = "deterministic evaluation (dropout switched off)"
     else:
         kind = {0.0: "geometric mean", 1.0: "arithmetic mean"}.get(
             member.alpha, f"power mean (α = {member.alpha:g})"
@@ -48,62 +58,63 @@ def in_words(member: Member, num_samples: int) -> str:
         rates = "the training rates"
         if member.multiplier != 1:
             rates = f"{member.multiplier:g} times {rates}"
-        name = f"the {kind} of {num_samples} dropout samples at {rates}"
-    each = " on each sample" if member.temper == "sample" else ""
+        samples = f"{num_samples} dropout sample{'s' * (num_samples != 1)}"
+        name = f"the {kind} of {samples} at {rates}"
+    each = " applied to each sample" if member.temper == "sample" else ""
     return f"{name}, temperature {member.temperature:.3g}{each}"
 
 
 def headline(outcome: Outcome, unit: str) -> str:
-    """What was chosen and what it gained, in one or two sentences."""
+    """What was chosen and what it gains, in one to three sentences."""
     if outcome.member == DET:
         return (
-            "Nothing to gain here: of all ways to predict from these weights, ordinary evaluation "
-            "(dropout switched off, temperature 1) is the best."
+            "There is nothing to gain: of all ways to predict from these weights, deterministic "
+            "evaluation (dropout switched off, temperature 1) is the best."
         )
     found, _ = outcome.evidence
     scores = outcome.scores if outcome.test is None else outcome.test
     change = 100 * math.expm1(found.value)
     makes = "makes" if abs(found.value) >= 2 * found.error else "may make"
-    what, than = f"{in_words(outcome.member, outcome.num_samples)},", "ordinary evaluation"
+    what, than = f"{describe(outcome.member, outcome.num_samples)},", "deterministic evaluation"
     if outcome.member.deterministic:
-        what = f"dropout switched off, as usual, but temperature {outcome.member.temperature:.3g}"
+        what = f"dropout switched off and temperature {outcome.member.temperature:.3g}"
         than = "temperature 1"
     much = f"{abs(change):.1f} %" if abs(change) >= 0.05 else "less than 0.1 %"
     text = (
-        f"Predicting with {what} {makes} the right answer {much} "
+        f"Predicting with {what} {makes} the correct answer {much} "
         f"{'more' if change >= 0 else 'less'} probable (geometric mean over targets) than {than} "
-        "does, on the same weights."
+        "of the same weights."
     )
     if makes == "may make":
-        text += " That much could also be chance."
+        text += " The difference may be due to chance."
     if unit == "word":
         at_k = scores.xe(outcome.member).at(outcome.num_samples)
         before, after = scores.perplexity(DET), math.exp(at_k)
-        text += f" Perplexity on {scores.split} data goes from {before:.2f} to {after:.2f}."
+        split = split_name(scores.split)
+        text += f" Perplexity on {split} data changes from {before:.2f} to {after:.2f}."
     return text
 
 
 def verdict(found: Estimate, above: str = "gain", below: str = "loss") -> str:
-    """How certain a gain is, from its distance to zero in standard errors.
+    """Whether a gain is significant, from its distance to zero in standard errors.
 
     Args:
-        found: The gain, or another difference.
-        above: What it is called above zero.
-        below: What it is called below zero.
+        found: The gain, or any other difference.
+        above: What a positive difference is called.
+        below: What a negative difference is called.
 
     Example:
         >>> verdict(Estimate(0.04, 0.04, 0.0, 0.01, 0))
         'a clear gain: 4.0 standard errors above zero'
         >>> verdict(Estimate(0.01, 0.01, 0.0, 0.01, 0))
-        'within 1.0 standard errors of zero: this much data cannot tell it from no gain'
+        'not significant: 1.0 standard errors from zero, consistent with no gain'
     """
     if not (found.error > 0 and math.isfinite(found.value)):
-        return "its error cannot be told from these data"
+        return "of unknown significance: these data give no standard error"
     distance = abs(found.value) / found.error
     if distance < 2:
         return (
-            f"within {distance:.1f} standard errors of zero: this much data cannot tell it from no "
-            f"{above}"
+            f"not significant: {distance:.1f} standard errors from zero, consistent with no {above}"
         )
     side = "above" if found.value > 0 else "below"
     kind = above if found.value > 0 else below
@@ -112,26 +123,28 @@ def verdict(found: Estimate, above: str = "gain", below: str = "loss") -> str:
 
 
 def certainty(outcome: Outcome) -> list[str]:
-    """How sure the gain and the choice are, a sentence each."""
+    """How certain the gain and the choice are, one item per remark."""
     found, source = outcome.evidence
-    lines = [f"The gain is {with_error(found)} nats a target, {source}. That is {verdict(found)}."]
+    lines = [
+        f"The gain is {with_error(found)} nats per target, {source}. This is {verdict(found)}."
+    ]
     selection = outcome.selection
     if outcome.test_gain is not None:
-        text = f"On {outcome.scores.split} data it was {with_error(outcome.gain)}"
+        text = f"On {split_name(outcome.scores.split)} data the gain is {with_error(outcome.gain)}"
         if selection is not None and selection.crossfit is not None:
             text += f" ({with_error(selection.crossfit)} cross-fitted)"
         lines.append(text + ".")
     share = outcome.temperature_share
     if math.isfinite(share) and not outcome.member.deterministic:
         lines.append(
-            f"A temperature alone, which needs no samples, gives {100 * share:.0f} % of the gain "
-            f"on {outcome.scores.split} data."
+            f"Temperature alone, which needs no samples, gives {100 * share:.0f} % of the gain on "
+            f"{split_name(outcome.scores.split)} data."
         )
     if selection is not None and selection.recurrence:
         base, tuned = outcome.member.at_temperature(1.0), outcome.member.temperature != 1
         share = sum(s for m, t, s in selection.recurrence if (m, t) == (base, tuned))
         lines.append(
-            f"The choice itself: on resampled examples the same member wins in {100 * share:.0f} % "
-            "of the cases. Where that is low, several members are about as good."
+            f"When the examples are resampled, the same member is chosen in {100 * share:.0f} % of "
+            "the cases. If this share is low, several members are about equally good."
         )
     return lines

@@ -10,12 +10,12 @@ import torch
 from afterdrop.errors import AfterdropError, FileError
 from afterdrop.evaluation.scores.scores import Scores
 from afterdrop.family.member import Member
-from afterdrop.report.classes import Classes, classes_of_data, classes_of_file
+from afterdrop.report.class_counts import Classes, classes_of_data, classes_of_file
 from afterdrop.runs.folder import load_choice, load_scores, member_path, scores_path
 from afterdrop.train.config import TrainConfig
 from afterdrop.train.folder import RunFolder
 from afterdrop.train.load_run import kept_fingerprints
-from afterdrop.tune.settings import STUDY_FILE
+from afterdrop.tune.study_settings import STUDY_FILE
 
 _Read = TypeVar("_Read")
 

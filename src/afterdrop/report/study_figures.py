@@ -1,12 +1,13 @@
-"""Figures of a study: its history, curves of its trials, importance of each axis, slices along it.
+"""Figures of a study: history, curves of the trials, importance of each axis, slices along it.
 
-Values far above the others would flatten them: they are drawn as triangles at the upper edge.
+Values far above the others would flatten the rest, so they are drawn as triangles at the upper
+edge.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from afterdrop.report.style import (
+from afterdrop.report.figure_style import (
     WIDTH,
     Axes,
     Figure,
@@ -17,26 +18,26 @@ from afterdrop.report.style import (
     plain,
     styled,
 )
-from afterdrop.tune.backend import Trial
-from afterdrop.tune.ledger import origin
-from afterdrop.tune.propose import cut_of
-from afterdrop.tune.space import Axis, Space
+from afterdrop.tune.next_point import cut_of
+from afterdrop.tune.optuna_backend import Trial
+from afterdrop.tune.search_space import Axis, Space
+from afterdrop.tune.trial_ledger import origin
 
-_COLUMNS = 2  # of slices: their text stays legible at the width of a phone
-_PANEL = 1.9  # inches of a slice
-_MARGIN = 0.04  # of a range, so that points on its edge are seen whole
-_KINDS = {  # colour, marker and word of a trial by how it ended
+_COLUMNS = 2  # of slices: with two, their text is legible on a phone
+_PANEL = 1.9  # height of a slice in inches
+_MARGIN = 0.04  # fraction of a range added at both ends, so that points on its edge are not cut
+_KINDS = {  # state of a trial: colour, marker, legend entry
     "complete": ("blue", "o", "complete"),
     "pruned": ("ochre", "s", "stopped early"),
 }
 
 
 def study_history(rows: Sequence[Trial], *, ax: Axes | None = None) -> Axes:
-    """Values in the order of the trials, and the lowest so far.
+    """Values of the trials in order, and the lowest value so far.
 
     Args:
-        rows: The trials, one a configuration.
-        ax: Where to draw; a new figure by default.
+        rows: The trials, one per configuration.
+        ax: Axes to draw into; by default those of a new figure.
 
     Returns:
         The axes.
@@ -55,7 +56,7 @@ def study_history(rows: Sequence[Trial], *, ax: Axes | None = None) -> Axes:
         ax.step(*zip(*best), where="post", color=colour("vermilion"), label="best so far")
     failed = [origin(row) for row in rows if row.state == "failed"]
     for place, number in enumerate(failed):
-        label = "failed" if place == 0 else "_"  # matplotlib leaves out "_"
+        label = "failed" if place == 0 else "_"  # matplotlib ignores labels that start with "_"
         ax.axvline(number, color=colour("muted"), linestyle=":", linewidth=1.0, label=label)
     ax.set(xlabel="trial", ylabel="validation XE (nats)")
     ax.locator_params(axis="x", integer=True)
@@ -64,12 +65,12 @@ def study_history(rows: Sequence[Trial], *, ax: Axes | None = None) -> Axes:
 
 
 def study_curves(rows: Sequence[Trial], best: int, *, ax: Axes | None = None) -> Axes:
-    """Validation cross entropy while training, a line a trial.
+    """Validation cross entropy during training, one line per trial.
 
     Args:
-        rows: The trials, one a configuration.
-        best: The number of the one that stands out.
-        ax: Where to draw; a new figure by default.
+        rows: The trials, one per configuration.
+        best: The number of the trial to highlight.
+        ax: Axes to draw into; by default those of a new figure.
 
     Returns:
         The axes.
@@ -103,11 +104,11 @@ def study_curves(rows: Sequence[Trial], best: int, *, ax: Axes | None = None) ->
 
 
 def study_importance(shares: dict[str, float], *, ax: Axes | None = None) -> Axes:
-    """Share of each axis in what separates good trials from the others.
+    """Importance of each axis: its share in what separates good trials from the rest.
 
     Args:
-        shares: From `tune.backend.importance`.
-        ax: Where to draw; a new figure by default.
+        shares: From `tune.optuna_backend.importance`.
+        ax: Axes to draw into; by default those of a new figure.
 
     Returns:
         The axes.
@@ -118,7 +119,9 @@ def study_importance(shares: dict[str, float], *, ax: Axes | None = None) -> Axe
     """
     ax = axes(ax, height=0.6 + 0.32 * len(shares))
     names = list(shares)[::-1]
-    ax.barh([short(name) for name in names], [shares[n] for n in names], color=colour("blue"))
+    ax.barh(
+        [setting_label(name) for name in names], [shares[n] for n in names], color=colour("blue")
+    )
     ax.grid(visible=False, axis="y")
     ax.set_xlabel("share")
     return ax
@@ -128,12 +131,12 @@ def study_slices(space: Space, rows: Sequence[Trial], best: int) -> Axes:
     """Values along each axis of the space.
 
     Args:
-        space: What was searched.
-        rows: The trials, one a configuration.
-        best: The number of the one that stands out.
+        space: The search space.
+        rows: The trials, one per configuration.
+        best: The number of the trial to highlight.
 
     Returns:
-        The first axes of the figure, which has one for each axis of the space.
+        The first axes of the figure, which has one panel per axis of the space.
 
     Example:
         >>> space = Space((Axis("model.input_dropout", 0, 0.9),))
@@ -166,14 +169,14 @@ def _slice(ax: Axes, axis: Axis, rows: Sequence[Trial], best: int) -> None:
         log_axis(ax.xaxis, narrow=True)
     else:
         ax.locator_params(axis="x", nbins=5)
-    ax.set_xlabel(short(axis.name))
+    ax.set_xlabel(setting_label(axis.name))
 
 
 def _scatter(ax: Axes, rows: Sequence[Trial], place: Callable[[Trial], float]) -> None:
-    """Trials by how they ended; what lies too high is a triangle at the upper edge."""
+    """Draws trials by state; values above the cut are triangles at the upper edge."""
     values = [row.value for row in rows if row.value is not None]
     cut = cut_of(values) if values else 0.0
-    beyond = "beyond the edge"
+    beyond = "above the plotted range"
     for state, (name, marker, word) in _KINDS.items():
         ended = [row for row in rows if row.state == state and row.value is not None]
         low = [row for row in ended if row.value is not None and row.value <= cut]
@@ -189,18 +192,18 @@ def _scatter(ax: Axes, rows: Sequence[Trial], place: Callable[[Trial], float]) -
 
 
 def _limit(ax: Axes, values: Sequence[float]) -> None:
-    """Shows the values up to their cut, also where all are the same."""
+    """Limits the y axis to values up to the cut, with a margin even if all values are equal."""
     if values:
         low, high = min(values), cut_of(values)
         margin = max(0.07 * (high - low), 1e-3 * abs(high), 1e-6)
         ax.set_ylim(low - margin, high + margin)
 
 
-def short(name: str) -> str:
-    """The last part of a setting's name, in words.
+def setting_label(name: str) -> str:
+    """The last component of a setting's name, with spaces.
 
     Example:
-        >>> short("model.input_dropout")
+        >>> setting_label("model.input_dropout")
         'input dropout'
     """
-    return plain(name.rpartition(".")[2].replace("_", " "), most=24)
+    return plain(name.rpartition(".")[2].replace("_", " "), limit=24)

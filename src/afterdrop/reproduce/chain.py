@@ -20,7 +20,7 @@ from afterdrop.evaluation.scores.scores import Scores
 from afterdrop.family.member import Grid
 from afterdrop.files import read_json, write_json
 from afterdrop.masks.uniforms import Plan
-from afterdrop.reproduce.jobs import MASKS, Job
+from afterdrop.reproduce.jobs import MASKS, ChainJob
 from afterdrop.runs.chosen import parts_path
 from afterdrop.runs.folder import load_scores, member_path, save_choice, scores_path
 from afterdrop.runs.trained import evaluate_run
@@ -60,7 +60,7 @@ class Chain:
     progress: bool = True
     say: Callable[[str], None] = print
 
-    def run(self, jobs: list[Job]) -> tuple[list[Path], list[str]]:
+    def run(self, jobs: list[ChainJob]) -> tuple[list[Path], list[str]]:
         """Does all jobs; returns their run folders and what went wrong."""
         plans = self._read_plan()
         total = sum(job.share for job in jobs)
@@ -77,11 +77,11 @@ class Chain:
                 runs.append(self.path(job))
         return runs, faults
 
-    def path(self, job: Job) -> Path:
+    def path(self, job: ChainJob) -> Path:
         """The run folder of a job."""
         return self.out / "runs" / job.name
 
-    def _do(self, job: Job, seconds: float, plans: dict[str, Any]) -> None:
+    def _do(self, job: ChainJob, seconds: float, plans: dict[str, Any]) -> None:
         folder = self.path(job)
         plan = plans.setdefault(job.name, {})
         if "intervals" not in plan:
@@ -117,7 +117,7 @@ class Chain:
             save_choice(folder, scores, choice)
             self.say(str(choice))
 
-    def _fit_intervals(self, job: Job, seconds: float) -> dict[str, int]:
+    def _fit_intervals(self, job: ChainJob, seconds: float) -> dict[str, int]:
         """As many intervals as fit, from the speed of a few steps and of a validation."""
         probe = self.out / "probe"
         shutil.rmtree(probe, ignore_errors=True)
@@ -132,7 +132,7 @@ class Chain:
         validation = second["seconds"] - first["seconds"] - PROBE_STEPS * step
         return fit_intervals(job.config, seconds, step, max(validation, step))
 
-    def _evaluate(self, job: Job, split: str, seconds: float, plans: dict[str, Any]) -> None:
+    def _evaluate(self, job: ChainJob, split: str, seconds: float, plans: dict[str, Any]) -> None:
         folder = self.path(job)
         path = scores_path(folder, split)
         if path.exists() or (job.masks and split == "train"):
@@ -154,7 +154,7 @@ class Chain:
         scores.save(path)
         self.say(f"  {scores}")
 
-    def _settings(self, job: Job, split: str) -> Settings:
+    def _settings(self, job: ChainJob, split: str) -> Settings:
         """Table 5 is deterministic; Table 1 needs all multipliers, Table 4 both tempers."""
         if job.masks:
             return Settings(Grid((0.0,), (0.0,)), Plan(2), split)

@@ -23,7 +23,7 @@ MASKS: Mapping[str, dict[str, Any]] = {
 
 
 @dataclass(frozen=True)
-class Job:
+class ChainJob:
     """One run of the chain.
 
     Attributes:
@@ -46,7 +46,7 @@ class Job:
         return recipes.load(self.recipe).config.override(self.changes)
 
 
-def plan_jobs(data: Path | None, *, small: bool) -> tuple[list[Job], list[str]]:
+def plan_jobs(data: Path | None, *, small: bool) -> tuple[list[ChainJob], list[str]]:
     """The runs for the data that are there, and what is absent.
 
     Args:
@@ -66,7 +66,7 @@ def plan_jobs(data: Path | None, *, small: bool) -> tuple[list[Job], list[str]]:
     if any(job.name == "enwik8" for job in jobs):  # PTB's characters only stand in for it
         jobs = [job for job in jobs if job.name != "ptb-char"]
     base = "pydoc-small" if small or "ptb" in absent else "ptb-10m-retuned"
-    jobs += [Job(name, base, changes, 0.5, masks=True) for name, changes in MASKS.items()]
+    jobs += [ChainJob(name, base, changes, 0.5, masks=True) for name, changes in MASKS.items()]
     return jobs, absent
 
 
@@ -85,26 +85,26 @@ def is_there(name: str, data: Path | None) -> bool:
         return False
 
 
-def _small_jobs() -> list[Job]:
+def _small_jobs() -> list[ChainJob]:
     """Models that learn something within minutes on a CPU."""
     few = {"validation.max_targets": 5_000}  # a validation must not take longer than an interval
     words = {"data.level": None, "objective.batch_size": 20, **few}
     characters = {"data.level": None, **few}
     return [
-        Job("mnist", "mnist-mlp", {"model.hidden_sizes": [256, 256]}),
-        Job("ptb", "pydoc-small", {"data.name": "ptb", **words}, 2.0),
-        Job("wikitext-2", "pydoc-small", {"data.name": "wikitext-2", **words}, 2.0),
-        Job("enwik8", "pydoc-char-small", {"data.name": "enwik8", **characters}),
-        Job("ptb-char", "pydoc-char-small", {"data.name": "ptb-char", **characters}),
+        ChainJob("mnist", "mnist-mlp", {"model.hidden_sizes": [256, 256]}),
+        ChainJob("ptb", "pydoc-small", {"data.name": "ptb", **words}, 2.0),
+        ChainJob("wikitext-2", "pydoc-small", {"data.name": "wikitext-2", **words}, 2.0),
+        ChainJob("enwik8", "pydoc-char-small", {"data.name": "enwik8", **characters}),
+        ChainJob("ptb-char", "pydoc-char-small", {"data.name": "ptb-char", **characters}),
     ]
 
 
-def _full_jobs() -> list[Job]:
+def _full_jobs() -> list[ChainJob]:
     """The published models."""
     return [
-        Job("mnist", "mnist-mlp", share=0.5),
-        Job("ptb", "ptb-24m-retuned", share=3.0),
-        Job("wikitext-2", "wikitext2-24m", share=3.0),
-        Job("enwik8", "enwik8-46m", share=2.0),
-        Job("ptb-char", "ptb-char", share=2.0),
+        ChainJob("mnist", "mnist-mlp", share=0.5),
+        ChainJob("ptb", "ptb-24m-retuned", share=3.0),
+        ChainJob("wikitext-2", "wikitext2-24m", share=3.0),
+        ChainJob("enwik8", "enwik8-46m", share=2.0),
+        ChainJob("ptb-char", "ptb-char", share=2.0),
     ]

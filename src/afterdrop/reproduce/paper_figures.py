@@ -12,9 +12,9 @@ from afterdrop.evaluation.scores.scores import Scores
 from afterdrop.family.member import DET, Member
 from afterdrop.files import write_atomic
 from afterdrop.report import figures
-from afterdrop.report.result import short
-from afterdrop.report.style import Axes, styled
-from afterdrop.reproduce.tables.paper import read_sources
+from afterdrop.report.figure_style import Axes, styled
+from afterdrop.report.result_section import member_label
+from afterdrop.reproduce.tables.build_tables import read_sources
 from afterdrop.reproduce.tables.source import RunSource
 
 
@@ -54,7 +54,7 @@ def _figures(source: RunSource, data: Path | None) -> Iterator[tuple[str, Callab
     if scores is None:
         return
     members = _members(scores)
-    names = [short(member).rpartition(", T")[0] for member in members]  # T is the axis
+    names = [member_label(member).rpartition(", T")[0] for member in members]  # T is the axis
     yield "temperature", partial(figures.temperature_curves, scores, members, labels=names)
     if not scores.protocol.grid.stochastic:
         return

@@ -22,14 +22,14 @@ import torch
 
 from afterdrop.errors import AfterdropError
 from afterdrop.train.interrupt import StopRequest, stop_request
-from afterdrop.tune.backend import Backend, Trial
 from afterdrop.tune.checks import TuneError
-from afterdrop.tune.ledger import Ledger, count, ends, origin
-from afterdrop.tune.lock import Alive
-from afterdrop.tune.rerun import enqueue_reruns
-from afterdrop.tune.settings import TuneSettings
-from afterdrop.tune.space import apply_point
-from afterdrop.tune.trial import Job, run_job
+from afterdrop.tune.file_locks import Alive
+from afterdrop.tune.optuna_backend import Backend, Trial
+from afterdrop.tune.reruns import enqueue_reruns
+from afterdrop.tune.search_space import apply_point
+from afterdrop.tune.study_settings import TuneSettings
+from afterdrop.tune.trial_ledger import Ledger, count, ends, origin
+from afterdrop.tune.trial_training import TrialJob, run_trial
 
 _POLL = 1.0  # seconds between two looks for a trial that another worker may have lost
 _HOPELESS_STUDY = 5  # so many failures and nothing else: the recipe is wrong, not the points
@@ -126,11 +126,11 @@ class _Worker:
 
     def _try(self, ledger: Ledger, trial: Trial) -> None:
         place = self.place
-        job = Job(
+        job = TrialJob(
             self._folder(trial), self._config(trial), place.device, self._data(), self.stopped
         )
         try:
-            said = run_job(job, ledger, trial)
+            said = run_trial(job, ledger, trial)
         except AfterdropError as error:
             ledger.hand_back(trial, str(error))
             raise

@@ -15,7 +15,7 @@ SIZES = 0.15  # two models are of one size if their parameters differ by less th
 
 
 @dataclass(frozen=True)
-class Figure:
+class PublishedValue:
     """One printed cross entropy.
 
     Attributes:
@@ -32,9 +32,9 @@ class Figure:
     source: str
 
 
-def figure(
+def value(
     table: int, data: str, split: str, member: Member, *, tuned: bool = False, **also: Any
-) -> Figure | None:
+) -> PublishedValue | None:
     """What the paper printed for a member, or None.
 
     Args:
@@ -46,9 +46,9 @@ def figure(
         also: Further keys of the row: `band` (Table 3); `masks` and `parameters` (Table 5).
 
     Example:
-        >>> figure(2, "mnist", "valid", Member(0.5, 0.8)).meant
+        >>> value(2, "mnist", "valid", Member(0.5, 0.8)).meant
         0.092
-        >>> figure(2, "mnist", "valid", Member(0.5, 0.7)) is None
+        >>> value(2, "mnist", "valid", Member(0.5, 0.7)) is None
         True
     """
     wanted = {"table": table, "data": data, "split": split, **also}
@@ -61,7 +61,7 @@ def figure(
     at = columns.index(plain)
     wrong: dict[str, Any] = next((m for m in row.get("misprints", ()) if m["at"] == at), {})
     printed = row["xe"][at]
-    return Figure(printed, wrong.get("meant", printed), wrong.get("why", ""), source(table))
+    return PublishedValue(printed, wrong.get("meant", printed), wrong.get("why", ""), source(table))
 
 
 def targets(data: str, split: str, band: str) -> int | None:

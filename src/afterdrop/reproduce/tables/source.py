@@ -17,7 +17,7 @@ from afterdrop.errors import AfterdropError, FileError, ScoresError
 from afterdrop.evaluation.scores.scores import Scores
 from afterdrop.family.estimates import Estimate
 from afterdrop.family.member import Member
-from afterdrop.reproduce.tables.table import Table
+from afterdrop.reproduce.tables.paper_table import PaperTable
 from afterdrop.runs.folder import scores_path
 from afterdrop.train import TrainConfig, load_model
 from afterdrop.train.folder import RunFolder
@@ -98,7 +98,7 @@ class RunSource:
         short = " --limit 10000" if split == "train" and self.config else ""
         return f"afterdrop evaluate {what} --split {split}{short}{more}"
 
-    def has(self, split: str, table: Table) -> bool:
+    def has(self, split: str, table: PaperTable) -> bool:
         """Whether there are Scores of a split; if not, the table says how to make them."""
         if split in self.scores:
             return True
@@ -109,7 +109,7 @@ class RunSource:
         )
         return False
 
-    def xe(self, split: str, member: Member, table: Table) -> Estimate | None:
+    def xe(self, split: str, member: Member, table: PaperTable) -> Estimate | None:
         """A member's cross entropy; None where it was not evaluated, which the table then says.
 
         One that is not finite is returned, and the table says so.

@@ -1,0 +1,118 @@
+"""The shell commands that reproduce a run, from what its files record."""
+
+import json
+import shlex
+from typing import Any
+
+from afterdrop import recipes
+from afterdrop.data import names as data_names
+from afterdrop.evaluation.protocol import Protocol
+from afterdrop.family.member import Grid
+from afterdrop.family.temperature import SPAN
+from afterdrop.report.run import Run
+from afterdrop.train.config import TrainConfig
+
+_LISTS = ("alphas", "multipliers", "temperatures")  # options that take several numbers
+
+
+def repeat_commands(run: Run) -> list[str]:
+    """The commands that reproduce this run and its report, in order."""
+    path = shlex.quote(str(run.path))
+    lines = [] if run.config is None else [_train(run.config, path)]
+    trained = run.config is not None
+    lines += [
+        _evaluate(scores.protocol, path, trained=trained)
+        for scores in (run.scores, run.train)
+        if scores is not None
+    ]
+    if run.scores is not None:
+        samples = run.notes.get("num_samples", run.scores.num_samples)
+        extra = f" --num-samples {samples}" if samples != run.scores.num_samples else ""
+        split = f" --split {shlex.quote(run.split)}" if run.split != "valid" else ""
+        lines.append(f"afterdrop select {path}{split}{extra}")
+        if trained:
+            lines.append(f"afterdrop test {path}")
+    return [*lines, f"afterdrop report {path}"]
+
+
+def _train(config: TrainConfig, path: str) -> str:
+    """`afterdrop train` with the closest recipe and `--set` for each difference."""
+    custom = config.data.name not in data_names()
+    content = _flat(config)
+    if custom:  # the user's own text
+        name = "lm-char" if config.data.level in ("char", "byte") else "lm"
+        base = _flat(recipes.load(name).config)
+        content = {k: v for k, v in content.items() if not k.startswith("data.")}
+        options = [f"--data {shlex.quote(config.data.name)}"]
+        options += [f"--level {config.data.level}"] if config.data.level else []
+        options += [f"--min-count {config.data.min_count}"] if config.data.min_count else []
+    else:
+        known = {name: _flat(recipes.load(name).config) for name in recipes.names()}
+        name = min(known, key=lambda n: len(_changes(known[n], content)))
+        base, options = known[name], []
+        if not config.data.name.startswith("builtin:"):
+            options = ["--data DIR"]
+    options += [f"--set {shlex.quote(change)}" for change in _changes(base, content)]
+    return " ".join([f"afterdrop train {name}", *options, f"--out {path}"])
+
+
+def _flat(config: TrainConfig) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for section, value in config.to_dict().items():
+        if isinstance(value, dict):
+            flat.update({f"{section}.{name}": entry for name, entry in value.items()})
+        else:
+            flat[section] = value
+    return flat
+
+
+def _changes(base: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
+    """`name=value` for each setting that differs from `base`."""
+    return [
+        f"{name}={'none' if value is None else json.dumps(value)}"
+        for name, value in wanted.items()
+        if base.get(name) != value
+    ]
+
+
+def _evaluate(protocol: Protocol, path: str, *, trained: bool) -> str:
+    grid, plan = protocol.grid, protocol.plan
+    start = f"afterdrop evaluate {path}"
+    if not trained:
+        start = f"afterdrop evaluate pkg.module:load_model pkg.module:batches --out {path}"
+    stream = dict(protocol.stream)
+    options = {
+        "split": protocol.split,
+        "limit": protocol.limit,
+        "num-samples": plan.num_samples,
+        "alphas": _joined(grid.alphas),
+        "multipliers": _joined(grid.multipliers),
+        "temper": grid.temper,
+        "temperatures": _joined((protocol.low, protocol.high)),
+        "masks": plan.scheme,
+        "blocks": plan.blocks,
+        "seed": plan.seed,
+        "window": stream.get("time"),
+        "stripes": stream.get("stripes"),
+        "carry": stream.get("carry"),
+        "lifetime": stream.get("lifetime"),
+    }
+    defaults: dict[str, Any] = {
+        "split": "valid",
+        "temper": "mean",
+        "temperatures": _joined((1 / SPAN, SPAN)),  # the default range, which most models keep
+        "masks": "lhs",
+        "blocks": 2,
+        "seed": 0,
+    }
+    defaults |= {"alphas": _joined(Grid().alphas), "multipliers": _joined(Grid().multipliers)}
+    shown = [
+        f"--{name} {value if name in _LISTS else shlex.quote(str(value))}"
+        for name, value in options.items()
+        if value is not None and value != defaults.get(name)
+    ]
+    return " ".join([start, *shown])
+
+
+def _joined(values: tuple[float, ...]) -> str:
+    return " ".join(f"{value:g}" for value in values)

@@ -1,0 +1,162 @@
+"""Table 3: cross entropy by how often the target's class occurs in training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch import Tensor
+
+from afterdrop.errors import AfterdropError
+from afterdrop.evaluation.scores.scores import Scores
+from afterdrop.family.estimates import Estimate, Values, estimate
+from afterdrop.family.member import DET, Member
+from afterdrop.reproduce.tables import published
+from afterdrop.reproduce.tables.frequency_bands import FrequencyBand, suitable_bands
+from afterdrop.reproduce.tables.paper_table import (
+    PaperTable,
+    TableLine,
+    TableRow,
+    errors_of,
+    name_member,
+    values_of,
+)
+from afterdrop.reproduce.tables.source import RunSource
+
+SPLITS = ("train", "valid")
+
+
+def frequency_table(
+    sources: Sequence[RunSource], bands: Sequence[FrequencyBand] = (), data: Path | None = None
+) -> PaperTable:
+    """XE of DET, AMC ×0.8 and AMC by training frequency, on training and validation data.
+
+    Args:
+        sources: The runs.
+        bands: Those to show; by default what suits each data set.
+        data: The folder of the named sets, if not the one of training.
+    """
+    heads = ("DET", "×0.8", "AMC", "×0.8 − DET", "AMC − DET")
+    table = PaperTable(
+        3,
+        "XE (nats) by training frequency of the target, alpha = 1, T = 1",
+        [f"{split} {head}" for split in SPLITS for head in heads],
+    )
+    for source in sources:
+        present = [split for split in SPLITS if source.has(split, table)]
+        if not present:
+            continue
+        try:
+            counts = source.counts(data)
+        except AfterdropError as error:
+            table.miss(f"{source.name}: {error}; --data DIR says where the training data are")
+            continue
+        chosen = bands or suitable_bands(source.data, counts, classes=source.unit == "image")
+        table.rows += [_row(source, band, counts, table) for band in chosen]
+        for split in present:
+            table.note(_verdict(source, split, chosen, counts))
+    if any(source.data == "ptb" for source in sources):
+        table.note(published.note(3))
+    return table
+
+
+def _row(source: RunSource, band: FrequencyBand, counts: Tensor, table: PaperTable) -> TableRow:
+    found: list[Estimate | None] = []
+    paper: list[float | None] = []
+    sizes = []
+    for split in SPLITS:
+        estimates, size = _in_band(source, split, band, counts, table)
+        found += estimates
+        if split in source.scores:
+            sizes.append(f"{size:,} {split}")
+        paper += _printed(source.data, split, band)
+    lines = [
+        TableLine("ours", values_of(found), 3),
+        TableLine("±", errors_of(found), 3),
+    ]
+    if any(value is not None for value in paper):
+        lines.append(TableLine("paper", paper, 2))
+    printed = published.targets(source.data, "valid", band.name)
+    said = f" (the paper: {printed:,} valid)" if printed else ""
+    return TableRow(f"{source.name}: {band.name}, {' and '.join(sizes)} targets{said}", lines)
+
+
+def _in_band(
+    source: RunSource, split: str, band: FrequencyBand, counts: Tensor, table: PaperTable
+) -> tuple[list[Estimate | None], int]:
+    """The members' XE and their paired differences to DET on the targets of a band."""
+    nothing: list[Estimate | None] = [None] * 5
+    if split not in source.scores:
+        return nothing, 0
+    scores = source.scores[split]
+    if len(counts) != scores.protocol.num_classes:
+        table.miss(
+            f"{source.name}: {len(counts)} classes in the data, {scores.protocol.num_classes} in "
+            f"the Scores; make them again with: {source.command(split, more=' --overwrite')}"
+        )
+        return nothing, 0
+    at = counts[scores.tensors["targets"]]
+    chosen = (at > band.low) & (at <= band.high)
+    size = int(chosen.sum())
+    if size == 0:
+        table.miss(f"{source.name}: no {split} target lies in the band {band.name}")
+        return nothing, 0
+    clusters = scores.clusters[chosen].unique(return_inverse=True)[1]
+
+    def mean(values: Values) -> Estimate:
+        halves = None if values.halves is None else values.halves[:, chosen]
+        part = Values(values.whole[chosen], halves, values.num_samples)
+        return estimate(part, clusters, shared=scores.protocol.shared)
+
+    members = published.members("arithmetic")
+    known = [m for m in members if source.xe(split, m, table) is not None]
+    values: dict[Member, Values] = {member: scores.values(member) for member in known}
+    own = [mean(values[m]) if m in values else None for m in members]
+    gaps = [mean(values[m].minus(values[DET])) if m in values else None for m in members[1:]]
+    return [*own, *gaps], size
+
+
+def _verdict(source: RunSource, split: str, bands: Sequence[FrequencyBand], counts: Tensor) -> str:
+    """Which part of the difference to DET comes from rare targets: what the paper claims."""
+    scores = source.scores[split]
+    rare = max((b for b in bands if b.low < 0), key=lambda b: b.high, default=None)
+    if rare is None or len(counts) != scores.protocol.num_classes:
+        return ""
+    inside = counts[scores.tensors["targets"]] <= rare.high
+    if not bool(inside.any()) or bool(inside.all()):
+        return ""
+    told = []
+    for member in _sampled(scores):
+        gap = scores.values(member).minus(scores.values(DET))
+        parts = []
+        for mask in (inside, ~inside):
+            halves = None if gap.halves is None else gap.halves * mask
+            part = Values(gap.whole * mask, halves, gap.num_samples)
+            parts.append(estimate(part, scores.clusters, shared=scores.protocol.shared))
+        whole = scores.difference(member, DET)
+        if math.isfinite(whole.value):
+            one, two = (f"{p.value:+.4f} ± {p.error:.4f}" for p in parts)
+            told.append(
+                f"{name_member(member)} − DET is {whole.value:+.4f} ± {whole.error:.4f}, the sum "
+                f"of {one} from these targets and {two} from the others"
+            )
+    share = f"{100 * inside.double().mean().item():.0f} % of the targets are {rare.name}"
+    return f"{source.name}, {split}: {share}; {'; '.join(told)}." if told else ""
+
+
+def _sampled(scores: Scores) -> list[Member]:
+    """The arithmetic members above multiplier 0 that were evaluated."""
+    grid = scores.protocol.grid
+    wanted = published.members("arithmetic")[1:]
+    return [m for m in wanted if m.alpha in grid.alphas and m.multiplier in grid.multipliers]
+
+
+def _printed(data: str, split: str, band: FrequencyBand) -> list[float | None]:
+    """What the paper prints for a band, and the differences to DET that follow."""
+    members = published.members("arithmetic")
+    figures = [published.value(3, data, split, m, band=band.name) for m in members]
+    xe = [f.meant for f in figures if f is not None]
+    if len(xe) < len(members):
+        return [None] * 5
+    return [*xe, xe[1] - xe[0], xe[2] - xe[0]]

@@ -1,0 +1,313 @@
+"""Optuna, and everything of it that is used: its storages, its Gaussian process, its importance.
+
+No other file imports it. Storages keep the trials; which point comes next is asked of a study in
+memory that is made from them, so that a proposal is a function of what is known and of a seed, and
+not of which worker asks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from afterdrop.errors import ExtraError
+from afterdrop.tune.checks import TuneError
+from afterdrop.tune.file_locks import file_lock
+from afterdrop.tune.search_space import Point, Space
+
+try:
+    import optuna
+    import scipy  # noqa: F401 (the Gaussian process needs it)
+    import sqlalchemy
+    from optuna.storages import JournalStorage, RDBStorage
+    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+    from optuna.trial import FrozenTrial, TrialState, create_trial
+    from sqlalchemy.pool import NullPool
+except ImportError as missing:
+    raise ExtraError(
+        f"tuning needs optuna, scipy and greenlet ({missing}): pip install 'afterdrop[tune]'"
+    ) from missing
+
+optuna.logging.set_verbosity(optuna.logging.ERROR)
+
+State = Literal["waiting", "running", "complete", "pruned", "failed"]
+_STATES: dict[TrialState, State] = {
+    TrialState.WAITING: "waiting",
+    TrialState.RUNNING: "running",
+    TrialState.COMPLETE: "complete",
+    TrialState.PRUNED: "pruned",
+    TrialState.FAIL: "failed",
+}
+_SETTINGS = "afterdrop"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A trial as a storage has it.
+
+    Attributes:
+        number: Its number in the study.
+        state: Where it stands.
+        point: What is tried.
+        value: Its validation XE, if it has one.
+        notes: What workers wrote down about it, JSON-friendly.
+        curve: Validation XE by interval.
+    """
+
+    number: int
+    state: State
+    point: Point
+    value: float | None = None
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    curve: Mapping[int, float] = field(default_factory=dict)
+
+
+class Backend:
+    """One study in a storage that several processes and hosts may share.
+
+    Args:
+        folder: The study's folder, which holds the journal file of the default storage.
+        storage: None, or a URL: `sqlite:///FILE` or `postgresql://...`.
+        name: The study's name in the storage.
+
+    Raises:
+        TuneError: If the storage cannot be reached or is of another kind.
+        ExtraError: If a database driver is missing.
+    """
+
+    def __init__(self, folder: Path, storage: str | None, name: str) -> None:
+        self.folder, self.url, self.name = folder, storage, name
+        folder.mkdir(parents=True, exist_ok=True)
+        if storage is not None and not re.match(r"sqlite:///.|postgresql(\+\w+)?://", storage):
+            raise TuneError(
+                f"storage={_shown(storage)!r} must be sqlite:///FILE or postgresql://...; without "
+                "one, the study is a journal file in its folder"
+            )
+        if not re.fullmatch(r"[\w. -]+", name):
+            raise TuneError(
+                f"name={name!r} must be made of letters, digits, dots, dashes and spaces"
+            )
+        self._server = storage is not None and storage.startswith("postgresql")
+        try:
+            with self.exclusive():  # two workers must not both make the tables
+                self._storage = _open(folder, storage)
+                self._study = optuna.create_study(
+                    storage=self._storage,
+                    sampler=optuna.samplers.RandomSampler(),  # never asked: points are enqueued
+                    study_name=name,
+                    load_if_exists=True,
+                )
+        except (sqlalchemy.exc.SQLAlchemyError, OSError) as error:
+            raise TuneError(
+                f"storage={_shown(storage)!r} cannot be opened: {error}; check that it is there "
+                "and may be written"
+            ) from error
+        except ImportError as error:
+            raise ExtraError(
+                f"storage={_shown(storage)!r} needs a driver ({error}): "
+                "pip install 'afterdrop[postgres]'"
+            ) from error
+
+    @contextmanager
+    def exclusive(self) -> Iterator[None]:
+        """One process at a time, over all that share the storage; ends with the process."""
+        if not self._server:
+            place = self.folder if self.url is None else Path(self.url.partition("///")[2]).parent
+            with file_lock(place / f".{self.name}.ask"):
+                yield
+            return
+        key = int.from_bytes(hashlib.sha256(f"afterdrop {self.name}".encode()).digest()[:7], "big")
+        engine = sqlalchemy.create_engine(str(self.url), poolclass=NullPool)
+        with engine.connect() as connection:
+            connection.execute(sqlalchemy.text("SELECT pg_advisory_lock(:key)"), {"key": key})
+            yield
+
+    def settings(self) -> dict[str, Any] | None:
+        """What the study is, or None before someone has written it."""
+        return self._study.user_attrs.get(_SETTINGS)
+
+    def write_settings(self, content: dict[str, Any]) -> None:
+        """Writes down what the study is."""
+        self._study.set_user_attr(_SETTINGS, content)
+
+    def trials(self) -> list[Trial]:
+        """All trials, by number."""
+        return [_trial(frozen) for frozen in self._study.get_trials(deepcopy=False)]
+
+    def enqueue(self, point: Point, notes: Mapping[str, Any]) -> None:
+        """Adds a trial that waits to be given out."""
+        self._study.enqueue_trial(dict(point), user_attrs=dict(notes))
+
+    def start(self, space: Space) -> Trial:
+        """Gives out the trial that has waited longest; call it within `exclusive`."""
+        asked = self._study.ask(_distributions(space))
+        return next(trial for trial in self.trials() if trial.number == asked.number)
+
+    def note(self, number: int, name: str, value: Any) -> bool:
+        """Writes something down about a running trial; False if it runs no more."""
+        try:
+            self._storage.set_trial_user_attr(self._id(number), name, value)
+        except optuna.exceptions.UpdateFinishedTrialError:
+            return False
+        return True
+
+    def report(self, number: int, interval: int, xe: float) -> bool:
+        """Adds to a running trial's curve; False if it runs no more."""
+        try:
+            self._storage.set_trial_intermediate_value(self._id(number), interval, xe)
+        except optuna.exceptions.UpdateFinishedTrialError:
+            return False
+        return True
+
+    def finish(self, number: int, state: State, value: float | None = None) -> bool:
+        """Ends a running trial; False if another process has ended it before."""
+        to = next(theirs for theirs, ours in _STATES.items() if ours == state)
+        values = None if value is None else [value]
+        try:
+            return self._storage.set_trial_state_values(self._id(number), to, values)
+        except optuna.exceptions.UpdateFinishedTrialError:
+            return False
+
+    def _id(self, number: int) -> int:
+        study_id = self._storage.get_study_id_from_name(self.name)
+        return self._storage.get_trial_id_from_study_id_trial_number(study_id, number)
+
+
+def gp_point(
+    space: Space,
+    known: Sequence[tuple[Point, float]],
+    pending: Sequence[Point],
+    seed: int,
+) -> Point:
+    """The point of highest expected improvement, given what is known and what is being tried.
+
+    A Gaussian process with noise is fitted to the known values; points that are being tried count
+    by the expected improvement of the batch, so that the next point is not one of them again.
+
+    Args:
+        space: Where to look.
+        known: Points and their values, at least two; lower is better.
+        pending: Points without a value yet.
+        seed: Of the search for the maximum.
+
+    Example:
+        >>> from afterdrop.tune.search_space import Axis
+        >>> space = Space((Axis("model.input_dropout", 0, 0.9),))
+        >>> known = [({"model.input_dropout": x / 10}, (x / 10 - 0.42) ** 2) for x in range(9)]
+        >>> abs(gp_point(space, known, [], seed=1)["model.input_dropout"] - 0.42) < 0.05
+        True
+    """
+    study = _in_memory(space, known, optuna.samplers.GPSampler(seed=seed, n_startup_trials=1))
+    shapes = _distributions(space)
+    for point in pending:
+        running = create_trial(state=TrialState.RUNNING, params=point, distributions=shapes)
+        study.add_trial(running)
+    return dict(study.ask(shapes).params)
+
+
+def importance(space: Space, known: Sequence[tuple[Point, float]]) -> dict[str, float]:
+    """Share of each axis in what separates good trials from the others (PED-ANOVA), falling.
+
+    Example:
+        >>> from afterdrop.tune.search_space import Axis
+        >>> space = Space((Axis("model.input_dropout", 0, 1), Axis("model.state_dropout", 0, 1)))
+        >>> known = [({"model.input_dropout": x / 40, "model.state_dropout": x * 7 % 40 / 40},
+        ...           abs(x / 40 - 0.3)) for x in range(40)]
+        >>> next(iter(importance(space, known)))
+        'model.input_dropout'
+    """
+    study = _in_memory(space, known, None)
+    evaluator = optuna.importance.PedAnovaImportanceEvaluator()
+    with warnings.catch_warnings():  # that too few trials say little is said on the page
+        warnings.simplefilter("ignore")
+        return dict(optuna.importance.get_param_importances(study, evaluator=evaluator))
+
+
+def _in_memory(
+    space: Space, known: Sequence[tuple[Point, float]], sampler: Any
+) -> optuna.study.Study:
+    study = optuna.create_study(sampler=sampler)
+    shapes = _distributions(space)
+    for point, value in known:
+        study.add_trial(create_trial(params=point, distributions=shapes, value=value))
+    return study
+
+
+def _distributions(space: Space) -> dict[str, optuna.distributions.BaseDistribution]:
+    return {
+        axis.name: optuna.distributions.FloatDistribution(axis.low, axis.high, log=axis.log)
+        for axis in space
+    }
+
+
+def _trial(frozen: FrozenTrial) -> Trial:
+    # A trial that waits has its point not in the parameters yet, but in what they are fixed to.
+    point = frozen.params or frozen.system_attrs.get("fixed_params", {})
+    value = frozen.value if frozen.state in (TrialState.COMPLETE, TrialState.PRUNED) else None
+    return Trial(
+        frozen.number,
+        _STATES[frozen.state],
+        dict(point),
+        value,
+        dict(frozen.user_attrs),
+        dict(frozen.intermediate_values),
+    )
+
+
+class _JournalLock(JournalFileOpenLock):
+    """A lock that a killed worker does not keep, as it would keep the file that optuna makes."""
+
+    def __init__(self, journal: Path) -> None:
+        super().__init__(str(journal))
+        self._journal, self._held = journal, ExitStack()
+
+    def acquire(self) -> bool:
+        held = ExitStack()
+        held.enter_context(file_lock(self._journal.with_name(".journal.lock")))
+        self._held = held
+        _drop_broken_line(self._journal)
+        return True
+
+    def release(self) -> None:
+        self._held.pop_all().close()
+
+
+def _drop_broken_line(journal: Path) -> None:
+    """Drops the line that a writer was killed in: the next one would be glued to it."""
+    if not journal.exists():
+        return
+    with open(journal, "rb+") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        if size and file.read(1) != b"\n":
+            file.seek(0)
+            file.truncate(file.read().rfind(b"\n") + 1)
+
+
+def _open(folder: Path, storage: str | None) -> RDBStorage | JournalStorage:
+    if storage is None:
+        path = folder / "journal.log"
+        return JournalStorage(JournalFileBackend(str(path), lock_obj=_JournalLock(path)))
+    if storage.startswith("sqlite"):
+        Path(storage.partition("///")[2]).parent.mkdir(parents=True, exist_ok=True)
+    # No pool: connections are few, and none is left open. Writers of SQLite wait for each other;
+    # the driver's default of 5 s is short on a busy disk.
+    arguments = {"connect_args": {"timeout": 60}} if storage.startswith("sqlite") else {}
+    return RDBStorage(storage, engine_kwargs={"poolclass": NullPool, **arguments})
+
+
+def _shown(storage: str | None) -> str | None:
+    """A URL without its password."""
+    if storage is None:
+        return None
+    try:
+        return sqlalchemy.engine.make_url(storage).render_as_string(hide_password=True)
+    except sqlalchemy.exc.ArgumentError:
+        return storage

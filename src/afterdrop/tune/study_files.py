@@ -1,0 +1,97 @@
+"""What a study leaves: the best configuration as a recipe, the ranking, and a table of it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from afterdrop.errors import FileError
+from afterdrop.files import read_json, write_atomic, write_json
+from afterdrop.recipes import Recipe
+from afterdrop.recipes.write import to_toml
+from afterdrop.tune.optuna_backend import Trial
+from afterdrop.tune.reruns import Ranked
+from afterdrop.tune.search_space import apply_point
+from afterdrop.tune.study_runner import StudyResult
+from afterdrop.tune.study_settings import STUDY_FILE, TuneSettings
+from afterdrop.tune.trial_ledger import ends
+
+_KIND, _VERSION = "afterdrop-study", 2
+
+
+def best_recipe(result: StudyResult) -> Recipe:
+    """The first of the ranking as a recipe, with where its numbers come from."""
+    best = result.ranking[0]
+    settings = result.settings
+    config = apply_point(settings.config, best.point)
+    words = f"{settings.recipe}, tuned: trial {best.number} of {len(ends(result.trials))}"
+    source = dict.fromkeys(best.point, f"tuned on validation data (trial {best.number})")
+    return Recipe("best", f"{words}, validation XE {format_xe(best)}", source, config)
+
+
+def write_result(result: StudyResult, folder: Path) -> None:
+    """Writes `best.toml` and `study.json` into the study's folder."""
+    write_atomic(folder / "best.toml", to_toml(best_recipe(result)).encode())
+    content = {
+        "settings": result.settings.to_dict(),
+        "ranking": [asdict(row) for row in result.ranking],
+        "trials": [asdict(row) for row in result.trials],
+        "reruns": [asdict(row) for row in result.reruns],
+    }
+    write_json(folder / STUDY_FILE, _KIND, _VERSION, content)
+
+
+def read_result(folder: Path) -> StudyResult:
+    """What `write_result` wrote: the study without its storage.
+
+    Raises:
+        FileError: If there is none, or it is damaged.
+    """
+    path = folder / STUDY_FILE
+    content = read_json(path, _KIND, _VERSION)
+    try:
+        return StudyResult(
+            TuneSettings.from_dict(content["settings"]),
+            [_trial(row) for row in content["trials"]],
+            [_trial(row) for row in content["reruns"]],
+            [Ranked(**{**row, "reruns": tuple(row["reruns"])}) for row in content["ranking"]],
+        )
+    except (KeyError, TypeError) as error:
+        raise FileError(
+            f"{path} is damaged ({error}); the command of the study writes it again"
+        ) from error
+
+
+def _trial(row: dict[str, Any]) -> Trial:
+    """A trial from JSON, in which intervals are texts."""
+    return Trial(**{**row, "curve": {int(interval): xe for interval, xe in row["curve"].items()}})
+
+
+def format_xe(row: Ranked) -> str:
+    """The XE of a ranked configuration with its error.
+
+    Example:
+        >>> format_xe(Ranked(3, {}, 4.10, (4.12, 4.16)))
+        '4.1400 ± 0.0200 (2 reruns)'
+        >>> format_xe(Ranked(3, {}, 4.10))
+        '4.1000 (not run again)'
+    """
+    if not row.reruns:
+        return f"{row.tuned:.4f} (not run again)"
+    error = "" if row.error is None else f" ± {row.error:.4f}"
+    return f"{row.mean:.4f}{error} ({len(row.reruns)} rerun{'s' * (len(row.reruns) > 1)})"
+
+
+def ranking_table(result: StudyResult) -> str:
+    """The ranking as text."""
+    names = [axis.name for axis in result.settings.space]
+    width = max(len(format_xe(row)) for row in result.ranking)
+    lines = [
+        f"trial {row.number:>4}  tuned {row.tuned:.4f}  {format_xe(row):<{width}}  "
+        + "  ".join(f"{name.rpartition('.')[2]} {row.point[name]:.3g}" for name in names)
+        for row in result.ranking
+    ]
+    failed = [row for row in ends(result.trials) if row.state == "failed"]
+    lines += [f"trial {row.number:>4}  failed: {row.notes.get('reason')}" for row in failed]
+    return "\n".join(lines)

@@ -1,0 +1,204 @@
+"""A study from its settings to its result: workers are started, watched, and ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from afterdrop.train.checks import check_count
+from afterdrop.train.device import choose_device
+from afterdrop.train.interrupt import stop_request
+from afterdrop.tune.checks import TuneError
+from afterdrop.tune.optuna_backend import Backend, Trial
+from afterdrop.tune.reruns import Ranked, rank
+from afterdrop.tune.study_settings import TuneSettings
+from afterdrop.tune.worker import BAD_INPUT, INTERRUPTED, Workplace, work
+
+_REPLACEMENTS = 3  # of each worker that was killed
+
+
+@dataclass(frozen=True)
+class StudyResult:
+    """A study that is over.
+
+    Attributes:
+        settings: What it was.
+        trials: All its trials, lost ones among them.
+        reruns: The trials that ran the best again.
+        ranking: The best configurations; the first is the result.
+    """
+
+    settings: TuneSettings
+    trials: list[Trial]
+    reruns: list[Trial]
+    ranking: list[Ranked]
+
+
+def run_study(
+    settings: TuneSettings,
+    folder: str | Path,
+    *,
+    trials: int = 60,
+    workers: int = 1,
+    storage: str | None = None,
+    name: str | None = None,
+    top: int = 3,
+    reruns: int = 2,
+    data: str | Path | None = None,
+    devices: Sequence[str] = (),
+    lease: float = 60.0,
+    quiet: bool = False,
+) -> StudyResult:
+    """Tunes, or goes on tuning: a folder or storage that holds this very study is resumed.
+
+    Args:
+        settings: The study.
+        folder: Its folder on this host: journal, run folders of the trials.
+        trials: How many points it shall have.
+        workers: Processes on this host; one works in this process. Other hosts join by the same
+            call, with a folder or a storage that they share.
+        storage: None for a journal file in the folder; or `sqlite:///FILE`, `postgresql://...`.
+        name: The study's name in the storage; by default the folder's.
+        top: How many of the best are run again.
+        reruns: With how many other seeds; 0 is none.
+        data: The folder of the named data sets.
+        devices: Where to train: workers take turns. By default a GPU if there is one.
+        lease: Seconds without a sign of life after which a worker on another host counts as dead.
+        quiet: Whether to print nothing.
+
+    Raises:
+        TuneError: If the storage holds another study of that name, no worker is left, or no
+            trial succeeded.
+        KeyboardInterrupt: After Ctrl-C or SIGTERM, when all workers have saved their trials.
+
+    Example:
+        >>> import tempfile
+        >>> from afterdrop.tune.study_settings import plan_study
+        >>> settings = plan_study("digits-mlp", intervals=1)
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     result = run_study(settings, folder, trials=2, reruns=0, quiet=True)
+        >>> len(result.ranking)
+        2
+    """
+    for what, count_, least in (("trials", trials, 1), ("workers", workers, 1), ("top", top, 1)):
+        check_count(what, count_, least=least)
+    check_count("reruns", reruns, least=0)
+    folder = Path(folder)
+    place = Workplace(
+        str(folder),
+        storage,
+        name or folder.resolve().name,
+        trials,
+        top,
+        reruns,
+        None if data is None else str(data),
+        lease=lease,
+        quiet=quiet,
+    )
+    backend = place.backend()
+    join(backend, settings)
+    where = [str(choose_device(name)) for name in (devices or (None,))]
+    if workers == 1:
+        if not work(replace(place, device=where[0])):
+            raise KeyboardInterrupt
+    else:
+        _run_workers(place, where, workers)
+    rows, again = backend.trials(), place.backend("-reruns").trials()
+    ranking = rank(rows, again, top)
+    if not ranking:
+        reason = rows[-1].notes.get("reason", rows[-1].state)
+        raise TuneError(
+            f"none of {len(rows)} trials is complete, the last because: {reason}; correct the "
+            "recipe, or give more trials"
+        )
+    return StudyResult(settings, rows, again, ranking)
+
+
+def join(backend: Backend, settings: TuneSettings) -> None:
+    """Writes the settings of a new study; refuses those of another."""
+    with backend.exclusive():
+        there = backend.settings()
+        if there is None:
+            backend.write_settings(settings.to_dict())
+            return
+    mine = settings.to_dict()
+    differing = _differences(there, mine)
+    if differing:
+        raise TuneError(
+            f"the study {backend.name!r} is another one, which stays as it is. Differences "
+            f"(there → now): {'; '.join(differing[:5])}. Give another folder or name, or the "
+            "settings of that study."
+        )
+
+
+def _differences(there: Any, now: Any, name: str = "") -> list[str]:
+    if isinstance(there, dict) and isinstance(now, dict):
+        keys = [*there, *(key for key in now if key not in there)]
+        return [
+            text
+            for key in keys
+            for text in _differences(there.get(key), now.get(key), f"{name}.{key}".strip("."))
+        ]
+    if isinstance(there, list | tuple) and isinstance(now, list | tuple) and len(there) == len(now):
+        pairs = enumerate(zip(there, now))
+        return [text for i, pair in pairs for text in _differences(*pair, f"{name}[{i}]")]
+    return [] if there == now else [f"{name}: {there!r} → {now!r}"]
+
+
+def _run_workers(place: Workplace, devices: Sequence[str], workers: int) -> None:
+    """Keeps so many workers going until the study is over; tells each once when to stop."""
+    threads = None if "OMP_NUM_THREADS" in os.environ else _cores() // workers or 1
+    place = replace(place, threads=threads, parent=os.getpid())
+    left = _REPLACEMENTS * workers
+    crew: dict[int, subprocess.Popen[str]] = {}
+    with stop_request() as request:
+        for index in range(workers):
+            crew[index] = _start(replace(place, device=devices[index % len(devices)]))
+        told, ended = False, []
+        while crew:
+            if request.signal is not None and not told:
+                told = True
+                for process in crew.values():
+                    process.send_signal(signal.SIGTERM)
+            for index, process in list(crew.items()):
+                status = process.poll()
+                if status is None:
+                    continue
+                del crew[index]
+                ended.append(status)
+                if status not in (0, INTERRUPTED, BAD_INPUT) and not told and left:
+                    left -= 1
+                    crew[index] = _start(replace(place, device=devices[index % len(devices)]))
+            time.sleep(0.1)
+    if request.signal is not None:
+        raise KeyboardInterrupt
+    if 0 not in ended:
+        raise TuneError(
+            f"no worker finished (exit statuses {', '.join(map(str, ended))}); finished trials are "
+            "kept. Mend what they say above and give the same command again."
+        )
+
+
+def _start(place: Workplace) -> subprocess.Popen[str]:
+    """A worker in a session of its own, so that Ctrl-C reaches it through us and only once."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "afterdrop.tune.worker"],
+        stdin=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    assert process.stdin is not None
+    process.stdin.write(place.to_json())
+    process.stdin.close()
+    return process
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,169 @@
+"""One trial: train a configuration, watch it, and tell the ledger how it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from afterdrop.errors import AfterdropError
+from afterdrop.train import DivergedError, TrainConfig, TrainError, TrainResult
+from afterdrop.train import run as run_training
+from afterdrop.train.folder import RunFolder, locked
+from afterdrop.tune.optuna_backend import Trial
+from afterdrop.tune.pruning import is_hopeless
+from afterdrop.tune.trial_ledger import Ledger, count, ends
+
+_HOPELESS, _STOPPED, _LOST = "hopeless", "stopped", "lost"
+_LEAST_MINUTES = 1e-3  # of a resumed trial whose time is up: it stops at its next look
+
+
+@dataclass(frozen=True)
+class TrialJob:
+    """What to train for a trial.
+
+    Attributes:
+        folder: The run folder; a checkpoint that is there is resumed.
+        config: The configuration.
+        device: Where.
+        data: The folder of the named data sets.
+        stopped: Whether the worker shall stop.
+    """
+
+    folder: Path
+    config: TrainConfig
+    device: str
+    data: Path | None
+    stopped: Callable[[], bool]
+
+
+def run_trial(job: TrialJob, ledger: Ledger, trial: Trial) -> str | None:
+    """Trains and evaluates; returns what to say about it, or None if the trial was given back.
+
+    Divergence and lack of memory end the trial with their reason. Any other error is the caller's.
+    """
+    try:
+        result = _train(job, ledger, trial)
+    except DivergedError as error:
+        return _failed(ledger, trial, f"diverged: {error}")
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if isinstance(error, AfterdropError) or not _is_memory(error):
+            raise
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        return _failed(ledger, trial, f"out of memory: {str(error).splitlines()[0]}")
+    if result.reason == _LOST:
+        return "lost to another worker; dropped here"
+    if result.reason in ("SIGINT", "SIGTERM", _STOPPED):
+        ledger.hand_back(trial, f"its worker was stopped ({result.reason})")
+        return None
+    if not result.best:
+        return _failed(ledger, trial, "its time was up before the first validation")
+    return _tell(job, ledger, trial, result)
+
+
+def _train(job: TrialJob, ledger: Ledger, trial: Trial) -> TrainResult:
+    folder = _free_folder(job.folder, trial)
+    watch = _Watch(job, ledger, trial)
+    for line in RunFolder(folder).read_metrics():  # the curve of an earlier attempt
+        watch.report(line)
+    limit = ledger.settings.minutes
+    if limit is not None:
+        limit = max(limit - watch.seconds / 60, _LEAST_MINUTES)
+    return run_training(
+        job.config,
+        folder,
+        data=job.data,
+        device=job.device,
+        max_minutes=limit,
+        progress=False,
+        watch=watch,
+    )
+
+
+class _Watch:
+    """Reports each interval to the ledger and says when to stop."""
+
+    def __init__(self, job: TrialJob, ledger: Ledger, trial: Trial) -> None:
+        self.job, self.ledger, self.trial = job, ledger, trial
+        self.curve: dict[int, float] = {}
+        self.seconds = 0.0
+
+    def report(self, line: Mapping[str, Any]) -> bool:
+        """Adds an interval; False if the trial is not ours any more."""
+        optimal = self.ledger.settings.objective.temperature == "optimal"
+        xe = line["xe_optimal" if optimal else "xe"]
+        self.curve[line["interval"]], self.seconds = xe, line["seconds"]
+        return self.ledger.backend.report(self.trial.number, line["interval"], xe)
+
+    def __call__(self, line: Mapping[str, Any]) -> str | None:
+        if not self.report(line):
+            return _LOST
+        if self.job.stopped():
+            return _STOPPED
+        settings = self.ledger.settings
+        if not settings.prune or not self.ledger.proposes:
+            return None
+        rows = ends(self.ledger.backend.trials())
+        others = [r.curve for r in rows if r.state in ("complete", "pruned") and r.curve]
+        return (
+            _HOPELESS
+            if is_hopeless(self.curve, others, settings.config.schedule.intervals)
+            else None
+        )
+
+
+def _tell(job: TrialJob, ledger: Ledger, trial: Trial, result: TrainResult) -> str:
+    best = result.best
+    run = RunFolder(result.folder)
+    notes: dict[str, Any] = {
+        "interval": best["interval"],
+        "xe_plain": best["xe"],
+        "seconds": run.read_metrics()[-1]["seconds"],
+        "parameters": run.read_config()[1]["parameters"],
+        "ended": result.reason,
+    }
+    if result.reason == _HOPELESS:
+        value = best["xe_optimal" if job.config.validation.criterion == "optimal" else "xe"]
+        told, words = ledger.prune(trial, value, **notes), "stopped early as hopeless, "
+    else:
+        try:
+            worth = ledger.settings.objective.of_run(result.folder, job.device, job.data)
+        except AfterdropError as error:
+            return _failed(ledger, trial, f"cannot be evaluated: {error}")
+        value = worth.xe
+        notes |= {"temperature": worth.temperature, "error": worth.error}
+        told, words = ledger.complete(trial, value, **notes), ""
+    if not told:
+        return "lost to another worker; dropped here"
+    # The optimiser's state is most of the bytes, and a trial that has its value needs it no more.
+    run.last.unlink(missing_ok=True)
+    known = [r.value for r in ledger.backend.trials() if r.value is not None]
+    points = count(ledger.backend.trials())
+    return (
+        f"{words}xe {value:.4f} in {notes['seconds']:.0f} s; best {min(known):.4f} "
+        f"of {points.given - points.open} done"
+    )
+
+
+def _failed(ledger: Ledger, trial: Trial, reason: str) -> str:
+    ledger.fail(trial, reason)
+    return f"failed: {reason}"
+
+
+def _free_folder(folder: Path, trial: Trial) -> Path:
+    """The folder, or one beside it if a worker that lost the trial still trains there."""
+    try:
+        with locked(folder):
+            return folder
+    except TrainError:
+        return folder.with_name(f"{folder.name}-{trial.number}")
+
+
+def _is_memory(error: BaseException) -> bool:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return "allocate memory" in str(error)  # what torch's allocator of the CPU says
