@@ -7,6 +7,7 @@ import tyro
 from tyro.conf import Positional
 
 from afterdrop.cli.options import OptionalPath
+from afterdrop.report.run import read_run
 
 
 def compare(
@@ -32,9 +33,7 @@ def compare(
         split: The scores that members are chosen on.
         data: The folder of the named data sets, if not the one of training.
     """
-    # Here, because these need matplotlib, which other verbs do without.
-    from afterdrop.report.compare import write_comparison
-    from afterdrop.report.run import read_run
+    from afterdrop.report.compare import write_comparison  # needs matplotlib
 
     page = write_comparison([read_run(run, split, None, data) for run in runs], out)
     print(f"Wrote {out}.")

@@ -8,6 +8,8 @@ from tyro.conf import Positional
 
 from afterdrop.cli.options import OptionalPath
 from afterdrop.errors import FileError
+from afterdrop.report.prose import certainty, headline
+from afterdrop.report.run import is_study, read_run
 from afterdrop.runs.folder import scores_path
 
 
@@ -40,14 +42,11 @@ def report(
             as {"cat": 5000, "dog": 120}; a run of afterdrop train finds them in its data.
         data: The folder of the named data sets, if not the one of training.
     """
-    # Here, because these need matplotlib, which other verbs do without.
-    from afterdrop.report.page import write_report
-    from afterdrop.report.prose import certainty, headline
-    from afterdrop.report.run import is_study, read_run
+    from afterdrop.report.page import write_report  # needs matplotlib
 
     if is_study(run):
-        from afterdrop.report.study import write_study
-        from afterdrop.tune.result import read_result
+        from afterdrop.report.study import write_study  # needs matplotlib
+        from afterdrop.tune.result import read_result  # needs optuna
 
         print(f"Wrote {write_study(read_result(run), run, out)}.")
         return

@@ -9,6 +9,9 @@ from tyro.conf import Positional, UseAppendAction
 from afterdrop.cli.options import OptionalFloat, OptionalInt, OptionalPath, OptionalText
 from afterdrop.cli.train import parse_setting
 from afterdrop.errors import ExtraError
+from afterdrop.tune.objective import Objective
+from afterdrop.tune.settings import plan_study
+from afterdrop.tune.space import Axis
 
 
 def tune(
@@ -78,10 +81,7 @@ def tune(
         lease: Seconds without a sign of life after which a worker elsewhere counts as dead.
         quiet: Print the result only.
     """
-    from afterdrop.tune.objective import Objective
-    from afterdrop.tune.result import table, write_result
-    from afterdrop.tune.settings import plan_study
-    from afterdrop.tune.space import Axis
+    from afterdrop.tune.result import table, write_result  # need optuna
     from afterdrop.tune.study import tune as run_study
 
     settings = plan_study(
