@@ -106,7 +106,7 @@ def test_an_interrupted_training_stops_what_follows_it(folder):
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert b"run the same command to go on" in said
+    assert b"run the same command to resume" in said
 
 
 def test_existing_scores_are_not_replaced_unless_asked(folder, capsys):
