@@ -237,6 +237,7 @@ def test_names_are_never_read_as_mathematics(scores):
     ax.figure.savefig(io.BytesIO(), format="svg")
 
 
+@pytest.mark.subprocess
 def test_without_matplotlib_the_library_works_and_figures_say_what_to_install():
     code = (
         "import sys; sys.modules['matplotlib'] = None\n"
