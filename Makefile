@@ -1,10 +1,15 @@
-# make demo and make test are all that a fresh machine needs.
+# `make demo`, `make check` and `make test` work on a fresh machine with Python and a package index.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: env demo test test-gpu lint format bench docs clean
+# Tests that `make check` leaves out, and folders that run in a second pytest process.
+LEFT_OUT := gpu or subprocess or database or browser or interpreter or slow
+CHECK_SECOND := tests/digests tests/evaluation tests/family tests/masks tests/properties
+TEST_SECOND := tests/kernels
+
+.PHONY: env demo check test test-gpu lint format bench docs clean
 
 env: $(STAMP)
 
@@ -14,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
-# First a classifier in Python, then a language model on the command line, then a page about each.
+# A classifier in Python, a language model on the command line, then a page about each.
 demo: env
 	$(BIN)/python examples/digits.py --out runs/digits
 	$(BIN)/afterdrop train pydoc-small --out runs/words
@@ -35,23 +40,32 @@ format: env
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# One thread: the tests are many and small, and threads of a busy machine wait for each other. Those
-# of the kernels, which Triton interprets, take a third of the time and run beside the others.
-test: lint docs
+# $(call side_by_side,FOLDERS,OPTIONS): the tests of FOLDERS in one process, the others in another.
+# Each has one thread: the tests are small, and more threads than cores wait for each other.
+define side_by_side
 	@export OMP_NUM_THREADS=1; \
-	$(BIN)/python -m pytest -p no:cacheprovider tests/kernels > $(VENV)/kernels.log 2>&1 & kernels=$$!; \
-	$(BIN)/python -m pytest --ignore=tests/kernels; others=$$?; \
-	wait $$kernels; kernels=$$?; echo "== tests/kernels"; cat $(VENV)/kernels.log; \
-	exit $$((others + kernels))
+	$(BIN)/python -m pytest -q -p no:cacheprovider $(2) $(1) > $(VENV)/second.log 2>&1 & second=$$!; \
+	$(BIN)/python -m pytest -q $(2) $(addprefix --ignore=,$(1)); first=$$?; \
+	wait $$second; second=$$?; echo "== $(1)"; cat $(VENV)/second.log; \
+	exit $$((first + second))
+endef
 
-# Where there is a GPU: its own tests, and those of the kernels on the device itself.
+# Everything that is fast: the gate before a commit.
+check: lint docs
+	$(call side_by_side,$(CHECK_SECOND),-m "not ($(LEFT_OUT))")
+
+# Everything: the gate before a merge, and what CI runs.
+test: lint docs
+	$(call side_by_side,$(TEST_SECOND),)
+
+# On a machine with a GPU: its own tests, and those of the kernels on the device itself.
 test-gpu: env
 	$(BIN)/python -m pytest tests/gpu tests/kernels
 
 bench: env
 	@for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
-# The docs are Markdown; what can be checked is that their links and the names they use exist.
+# Links of the Markdown pages lead to files, and the names and files that they use exist.
 docs: env
 	$(BIN)/python docs/check.py
 

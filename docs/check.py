@@ -1,28 +1,33 @@
-"""Checks the Markdown documentation: relative links lead to files, and code names exist.
+"""Checks the Markdown documentation: links lead to files, and the names and files it uses exist.
 
     python docs/check.py
 
 A code name is anything like `Scores.fit` or `family.bounds.gap_factor` in back quotes whose first
-part is a public name of afterdrop or one of its packages.
+part is a public name of afterdrop or one of its packages. A file is anything like
+`evaluation/api.py` in back quotes: it is looked up in the package and in the repository.
 """
 
 import importlib
+import inspect
 import re
 import sys
 from pathlib import Path
 
 import afterdrop as ad
-from afterdrop.evaluation.scores.scores import Scores
-from afterdrop.family.estimates import Estimate
 
 ROOT = Path(__file__).resolve().parent.parent
-OWNERS = {
-    "Scores": Scores,
-    "Estimate": Estimate,
-    "Bounds": ad.Bounds,
-    "Member": ad.Member,
-    "afterdrop": ad,
+PACKAGE = ROOT / "src" / "afterdrop"
+PACKAGES = {path.parent.name for path in PACKAGE.glob("*/*.py")}
+OWNERS = {"afterdrop": ad, "ad": ad} | {
+    name: value for name, value in vars(ad).items() if inspect.isclass(value)
 }
+SUFFIXES = {"css", "html", "json", "jsonl", "md", "pdf", "py", "safetensors", "toml", "txt"}
+
+
+def pages() -> list[Path]:
+    """The pages of the documentation."""
+    top = [ROOT / name for name in ("README.md", "CONTRIBUTING.md")]
+    return [*top, *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def broken_links(path: Path) -> list[str]:
@@ -38,32 +43,33 @@ def unknown_names(path: Path) -> list[str]:
     return [f"{path.name}: {name} does not exist" for name in found if not _exists(name)]
 
 
+def missing_files(path: Path) -> list[str]:
+    """Python files in back quotes that exist neither in the package nor in the repository."""
+    found = re.findall(r"`([\w./-]+/[\w.-]+\.py)`", path.read_text(encoding="utf-8"))
+    return [
+        f"{path.name}: {name} does not exist"
+        for name in found
+        if not any((folder / name).is_file() for folder in (PACKAGE, ROOT))
+    ]
+
+
 def _exists(name: str) -> bool:
     first, *rest = name.split(".")
-    packages = (
-        "family",
-        "masks",
-        "evaluation",
-        "selection",
-        "train",
-        "data",
-        "models",
-        "report",
-        "reproduce",
-        "runs",
-        "tune",
-        "kernels",
-        "recipes",
-    )
-    if first in packages:
-        for cut in range(len(rest), 0, -1):
-            try:
-                owner = importlib.import_module(".".join(["afterdrop", first, *rest[:cut]]))
-            except ModuleNotFoundError:
-                continue
-            return _has(owner, rest[cut:])
-        return False
+    if rest[-1] in SUFFIXES:  # a file, such as report.html
+        return True
+    if first in PACKAGES:
+        return _has_package_name(first, rest)
     return first not in OWNERS or _has(OWNERS[first], rest)
+
+
+def _has_package_name(package: str, rest: list[str]) -> bool:
+    for cut in range(len(rest), -1, -1):
+        try:
+            owner = importlib.import_module(".".join(["afterdrop", package, *rest[:cut]]))
+        except ModuleNotFoundError:
+            continue
+        return _has(owner, rest[cut:])
+    return False
 
 
 def _has(owner: object, names: list[str]) -> bool:
@@ -76,11 +82,11 @@ def _has(owner: object, names: list[str]) -> bool:
 
 
 def main() -> int:
-    """Prints what is wrong; returns the exit status."""
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-    wrong = [line for page in pages for line in (*broken_links(page), *unknown_names(page))]
-    print("\n".join(wrong) if wrong else f"{len(pages)} pages checked")
-    return 1 if wrong else 0
+    """Prints what is wrong and returns the exit status."""
+    checks = (broken_links, unknown_names, missing_files)
+    faults = [fault for page in pages() for check in checks for fault in check(page)]
+    print("\n".join(faults) if faults else f"{len(pages())} pages checked")
+    return 1 if faults else 0
 
 
 if __name__ == "__main__":

@@ -98,6 +98,7 @@ def test_only_the_weights_that_a_member_was_chosen_for_are_tested(folder, capsys
     assert "chosen for other weights" in capsys.readouterr().err
 
 
+@pytest.mark.subprocess
 def test_an_interrupted_training_stops_what_follows_it(folder):
     command = [sys.executable, "-m", "afterdrop", "train", "pydoc-small", "--out", "run"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -106,7 +107,7 @@ def test_an_interrupted_training_stops_what_follows_it(folder):
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert b"run the same command to go on" in said
+    assert b"run the same command to resume" in said
 
 
 def test_existing_scores_are_not_replaced_unless_asked(folder, capsys):
@@ -210,6 +211,7 @@ def test_selecting_on_test_scores_is_refused(folder, capsys):
     assert not (folder / "run" / "member.json").exists()
 
 
+@pytest.mark.subprocess
 def test_a_reader_that_goes_away_costs_nothing(folder):
     """As `afterdrop select RUN | head -0` does: the choice is written, and nothing is said."""
     arguments = ["evaluate", "mine:load_model", "mine:valid_batches", "--out", "run"]
@@ -229,6 +231,7 @@ def test_a_foreign_member_file_is_refused(folder):
         ad.Member.load(folder / "member.json")
 
 
+@pytest.mark.subprocess
 def test_an_interrupted_evaluation_goes_on_and_ends_with_the_same_bytes(folder, capsys):
     arguments = ["evaluate", "mine:load_model", "mine:slow_batches", "--num-samples", "4"]
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}

@@ -114,6 +114,7 @@ def test_a_text_is_scored_as_it_was_evaluated(run, capsys, tmp_path):
     assert f"perplexity {scores.perplexity(ad.AMC):.2f}" in capsys.readouterr().out
 
 
+@pytest.mark.subprocess
 @pytest.mark.parametrize("carry", ["deterministic", "sampled"])
 def test_an_evaluation_that_is_killed_goes_on_to_the_same_bytes(run, tmp_path, carry):
     options = [

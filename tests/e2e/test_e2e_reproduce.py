@@ -29,6 +29,7 @@ def files(out):
     return {path: path.read_bytes() for path in sorted(out.glob("runs/*/scores/*.safetensors"))}
 
 
+@pytest.mark.subprocess
 def test_a_killed_chain_goes_on_where_it_was(tmp_path, capsys):
     out = tmp_path / "chain"
     process = subprocess.Popen(
@@ -66,6 +67,7 @@ def test_a_killed_chain_goes_on_where_it_was(tmp_path, capsys):
     assert "minutes 0.1" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_broken_data_set_does_not_stop_the_others(tmp_path, capsys):
     data, out = tmp_path / "data", tmp_path / "out"
     for split in ("train", "valid", "test"):
@@ -81,6 +83,7 @@ def test_a_broken_data_set_does_not_stop_the_others(tmp_path, capsys):
     assert "ptb, masks-shared" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_job_trains_evaluates_all_splits_and_selects(tmp_path):
     text, words = tmp_path / "text", random.Random(0)
     text.mkdir()

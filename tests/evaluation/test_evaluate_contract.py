@@ -21,7 +21,7 @@ def two():
 
 
 class Encoding(collections.UserDict):
-    """A mapping that is no dict, like transformers' BatchEncoding."""
+    """A mapping that is not a dict, like transformers' BatchEncoding."""
 
 
 @pytest.mark.parametrize(
@@ -131,24 +131,20 @@ def test_time_major_data_is_the_transposed_data():
     assert got.bounds(ad.AMC).variance > 0
 
 
-def test_flattened_logits_of_batch_major_data():
+def test_flattened_logits_of_batch_major_data_give_the_same_scores():
     x, y = sequences()
     expected = ad.evaluate(Tagger(), [(x, y)], **OPTIONS)
-    try:
-        got = ad.evaluate(Tagger(flat=True), [(x, y)], **OPTIONS)
-    except ad.AfterdropError:
-        return
-    torch.testing.assert_close(got.values(ad.DET).whole, expected.values(ad.DET).whole)
+    got = ad.evaluate(Tagger(flat=True), [(x, y)], **OPTIONS)
+    assert torch.equal(got.tensors["examples"], expected.tensors["examples"])
+    for member in expected.members:
+        torch.testing.assert_close(got.values(member).whole, expected.values(member).whole)
 
 
-def test_flattened_logits_of_time_major_data_are_right_or_refused():
+def test_flattened_logits_of_time_major_data_are_refused():
+    """Their rows are ordered by time first, so they cannot be assigned to examples."""
     x, y = sequences()
-    expected = ad.evaluate(Tagger(), [(x, y)], **OPTIONS)
-    try:
-        got = ad.evaluate(Tagger(flat=True), [(x.transpose(0, 1), y.t())], batch_dim=1, **OPTIONS)
-    except ad.AfterdropError:
-        return
-    torch.testing.assert_close(got.values(ad.DET).whole, expected.values(ad.DET).whole)
+    with pytest.raises(DataError, match=r"logits of shape \(48, 3\).*batch_dim=1"):
+        ad.evaluate(Tagger(flat=True), [(x.transpose(0, 1), y.t())], batch_dim=1, **OPTIONS)
 
 
 def test_logits_and_targets_that_are_each_others_transpose_are_refused():
@@ -231,20 +227,24 @@ def test_progress_shows_the_batches(capsys):
     assert "2/2" in capsys.readouterr().err
 
 
-def test_inputs_whose_other_dimensions_equal_the_batch_size():
-    class Side(nn.Module):
-        """Takes a matrix that is no batch, of the batch's size by chance."""
+def test_an_input_that_is_not_a_batch_but_has_its_size_is_passed_whole():
+    class Product(nn.Module):
+        """Multiplies by a matrix whose side happens to equal the batch size."""
 
-        def __init__(self, matrix):
+        def __init__(self):
             super().__init__()
-            self.inner, self.matrix = mlp(N, 7, 3), matrix
+            self.inner = mlp(N, 7, 3)
 
         def forward(self, x, matrix):
             return self.inner(x @ matrix)
 
+    model = Product().eval()
     x, y, matrix = torch.randn(N, N), torch.randint(3, (N,)), torch.randn(N, N)
-    options = {**OPTIONS, "memory": 2**20}
-    try:
-        ad.evaluate(Side(matrix), [((x, matrix), y)], **options)
-    except ad.AfterdropError as error:
-        assert "batch" in str(error)
+    small, large = (
+        ad.evaluate(model, [((x, matrix), y)], memory=memory, **OPTIONS) for memory in (2**20, None)
+    )
+    same(small, large)
+    assert not large.protocol.batched  # twice the rows would be a product of other sizes
+    with torch.no_grad():
+        expected = nn.functional.cross_entropy(model(x, matrix), y, reduction="none")
+    torch.testing.assert_close(large.values(ad.DET).whole.float(), expected)

@@ -92,6 +92,7 @@ def ours(model, x, count, scheme, multiplier=1.0, batch_dim=0, rates=()):
     return torch.cat(out)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["lhs", "iid", "antithetic"])
 @pytest.mark.parametrize("name", OPERATORS)
 def test_moments_are_those_of_torch(name, scheme):

@@ -247,6 +247,7 @@ def test_names_are_never_read_as_mathematics(scores):
     assert "$\\undefined{" in drawn(ax)
 
 
+@pytest.mark.subprocess
 def test_without_matplotlib_only_the_modules_that_draw_need_it():
     code = (
         "import sys; sys.modules['matplotlib'] = None\n"

@@ -161,6 +161,7 @@ def test_folders_that_are_no_runs(runs, tmp_path):
     assert all("nowhere is no folder" in to_text(table) for table in tables)
 
 
+@pytest.mark.slow
 def test_the_verb_writes_all_tables_and_names_bad_options(runs, capsys, tmp_path):
     out = tmp_path / "tables"
     assert main(["reproduce", str(runs / "one"), "--out", str(out), "--bands", "> 3", "< 4"]) == 0

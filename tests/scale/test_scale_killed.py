@@ -130,7 +130,7 @@ def test_a_rank_killed_in_evaluation_leaves_parts_and_the_same_command_goes_on(e
     assert killed.returncode != 0
     assert "afterdrop rank 0: rank 0 of 2" in killed.stderr, killed.stderr[-3000:]
     assert f"Finished parts are kept in {parts}" in killed.stderr
-    assert "give the same command again" in killed.stderr
+    assert "run the same command to resume" in killed.stderr
     assert not (two / "scores/valid.safetensors").exists()
     kept = [read_tensors(path)[1]["numbers"] for path in sorted(parts.glob("part-*"))]
     assert kept[0][:2] == [0, 2]  # rank 0's; those of rank 1 died with it

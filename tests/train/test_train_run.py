@@ -125,6 +125,7 @@ def test_max_minutes_saves_and_going_on_is_exact(text_config, tmp_path):
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("at", [0, 7, 10, 23])
 def test_a_signal_saves_and_going_on_is_exact(text_config, tmp_path, monkeypatch, number, at):

@@ -59,7 +59,10 @@ def postgres_url() -> Iterator[str]:
         yield url
 
 
-@pytest.fixture(params=["journal", "sqlite", "postgresql"])
+POSTGRESQL = pytest.param("postgresql", marks=pytest.mark.database)
+
+
+@pytest.fixture(params=["journal", "sqlite", POSTGRESQL])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
     """Each kind of storage, real."""
     if request.param == "journal":

@@ -57,6 +57,7 @@ def open_ledger(tmp_path, storage, name, settings):
     return make
 
 
+@pytest.mark.subprocess
 def test_workers_that_ask_at_once_never_get_the_same_point(tmp_path, storage, name, recipe):
     study = tmp_path / "study"
     arguments = [str(study), storage or "", name, str(recipe)]
@@ -116,6 +117,7 @@ def test_a_silent_worker_loses_its_trial_after_the_lease(open_ledger):
     assert [row.value for row in ends(watcher.backend.trials())] == [4.0]
 
 
+@pytest.mark.slow
 def test_a_beating_heart_keeps_the_trial(tmp_path, settings):
     worker, watcher = (
         Ledger(Backend(tmp_path, None, "s"), settings, name, lease=2.0) for name in "ab"
@@ -171,6 +173,7 @@ def test_a_journal_line_cut_short_by_a_kill_is_dropped(tmp_path, settings):
     assert [row.value for row in Backend(tmp_path, None, "s").trials()] == [1.0, 2.0]
 
 
+@pytest.mark.subprocess
 def test_the_lock_of_a_killed_process_is_free(tmp_path):
     code = (
         "import os, sys; from pathlib import Path\n"

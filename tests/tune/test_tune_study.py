@@ -34,6 +34,7 @@ def run(settings, folder, trials=3, **others):
     return run_study(settings, folder, trials=trials, **others)
 
 
+@pytest.mark.slow
 def test_from_the_command_line_to_a_recipe_that_trains(recipe, tmp_path, capsys):
     study = tmp_path / "study"
     arguments = ["tune", str(recipe), "--study", str(study), "--intervals", "2", "--device", "cpu"]
@@ -123,6 +124,7 @@ def test_lack_of_memory_is_recorded_and_the_study_goes_on(settings, tmp_path, mo
     assert result.trials[1].notes["reason"].startswith("out of memory: CUDA")
 
 
+@pytest.mark.slow
 def test_an_unknown_error_costs_the_worker_but_not_the_point(settings, tmp_path, monkeypatch):
     real = trial_training.run_training
 
@@ -146,6 +148,7 @@ def test_bad_data_ends_the_study_with_its_message(settings, tmp_path):
         run(TuneSettings.from_dict(lost), tmp_path / "s")
 
 
+@pytest.mark.slow
 def test_hopeless_trials_are_stopped_early(recipe, tmp_path):
     ranges = [log_axis("optimiser.learning_rate", 1e-7, 1e-1)]
     searched = plan_study(str(recipe), intervals=6, ranges=ranges, sampler="random", seed=5)
@@ -208,6 +211,7 @@ def test_every_recipe_survives_being_written(name, tmp_path):
     assert tomllib.loads(path.read_text())["description"] == recipe.description
 
 
+@pytest.mark.subprocess
 def test_without_optuna_the_command_says_what_to_install_and_spaces_still_work(tmp_path):
     code = (
         "import sys; sys.modules['optuna'] = None\n"

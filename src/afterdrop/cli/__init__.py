@@ -1,4 +1,4 @@
-"""The command line: one file a verb, each parses, calls the library and prints."""
+"""The command line: one file per verb, which parses, calls the library and prints."""
 
 import difflib
 import os
@@ -45,30 +45,33 @@ _ABOUT = """Train once with dropout, choose the model afterwards.
 usage: afterdrop VERB ...
 
 Your own model and data, by import path:
-  sites     MODEL DATA            what is random in the model
-  evaluate  MODEL DATA --out RUN  scores of every member of the dropout family
-  select    RUN                   the best member, and how sure that is
+  sites     MODEL DATA            list the dropout sites of the model
+  evaluate  MODEL DATA --out RUN  score every member of the dropout family
+  select    RUN                   choose the best member, with error bars
 
 The paper's models, on its data or your own text:
-  train     RECIPE --out RUN      train by a recipe
+  train     RECIPE --out RUN      train a model with a recipe
   tune      RECIPE --study STUDY  search a recipe's hyperparameters
-  evaluate  RUN                   scores of every member on the run's validation data
-  select    RUN                   the best member, and how sure that is
-  test      RUN                   the chosen member on test data
-  score     RUN FILE              log-probability of a text under it
-  sample    RUN                   text drawn from it
-  data      list | fetch NAME     data sets by name
+  evaluate  RUN                   score every member on the run's validation data
+  select    RUN                   choose the best member, with error bars
+  test      RUN                   evaluate the chosen member on test data
+  score     RUN FILE              print the log-probability of a text under it
+  sample    RUN                   draw a text from it
+  data      list | fetch NAME     list or download data sets
 
 Pages and tables:
-  report    RUN                   one page about a run: RUN/report.html
-  compare   RUN RUN...            several runs on one page
-  reproduce RUN...                the paper's tables, beside the published figures
+  report    RUN                   write a page about a run: RUN/report.html
+  compare   RUN RUN...            compare several runs on one page
+  reproduce RUN...                print the paper's tables next to the published figures
 
-afterdrop VERB --help explains a verb, with examples; afterdrop --version says which this is."""
+"afterdrop VERB --help" explains a verb, with examples; "afterdrop --version" prints the version."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs a verb; returns the exit status (0 done, 2 bad input, 130 interrupted, 141 cut off)."""
+    """Runs a verb and returns the exit status.
+
+    0 is success, 2 is bad input, 130 an interruption (SIGINT) and 141 a closed output pipe.
+    """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] in ([], ["-h"], ["--help"]):
         print(_ABOUT)
@@ -82,13 +85,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"afterdrop: there is no verb {verb!r}; try {', '.join(near)}", file=sys.stderr)
         return 2
     try:
-        # One verb at a time: tyro's list of subcommands would repeat the whole help of each.
+        # One parser per verb: with subcommands, tyro would print the full help of every verb.
         tyro.cli(VERBS[verb], prog=f"afterdrop {verb}", args=rest, config=_FLAGS)
         sys.stdout.flush()
-    except BrokenPipeError:  # whoever read the output has gone, as in `| head`
+    except BrokenPipeError:  # the reader of the output has closed the pipe, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except StoppedElsewhere:  # rank 0 says why
+    except StoppedElsewhere:  # rank 0 prints the reason
         return 2
     except AfterdropError as error:
         name = f"afterdrop rank {os.environ['RANK']}" if launched() else "afterdrop"
@@ -97,7 +100,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         if speaks():
             print(
-                "\nafterdrop: interrupted; finished work is kept, run the same command to go on",
+                "\nafterdrop: interrupted; finished work is kept, run the same command to resume",
                 file=sys.stderr,
             )
         return 130

@@ -1,4 +1,4 @@
-"""afterdrop compare: several runs on one page."""
+"""afterdrop compare: compare several runs on one page."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,6 +7,7 @@ import tyro
 from tyro.conf import Positional
 
 from afterdrop.cli.options import OptionalPath
+from afterdrop.report.run import read_run
 
 
 def compare(
@@ -18,23 +19,21 @@ def compare(
 ) -> None:
     """Write one self-contained HTML page that compares runs.
 
-    A table of deterministic evaluation, its best temperature, the chosen member and test results
-    of every run, then overlaid curves. Runs scored on the same data are also compared target by
-    target, which says which differences are more than chance.
+    The page has a table with deterministic evaluation, its best temperature, the chosen member and
+    the test results of every run, followed by the curves of all runs in common figures. Runs that
+    were scored on the same targets are also compared by paired differences with errors.
 
     For example:
       afterdrop compare runs/ptb runs/ptb-retuned
       afterdrop compare runs/* --out all.html
 
     Args:
-        runs: Two run folders or more.
-        out: Where the page goes.
-        split: The scores that members are chosen on.
-        data: The folder of the named data sets, if not the one of training.
+        runs: Two or more run folders.
+        out: File to write.
+        split: Split on whose scores members are chosen.
+        data: Folder of the named data sets, if it has moved since training.
     """
-    # Here, because these need matplotlib, which other verbs do without.
-    from afterdrop.report.comparison_page import write_comparison
-    from afterdrop.report.run import read_run
+    from afterdrop.report.comparison_page import write_comparison  # needs matplotlib
 
     page = write_comparison([read_run(run, split, None, data) for run in runs], out)
     print(f"Wrote {out}.")

@@ -1,4 +1,4 @@
-"""afterdrop data: which data sets there are, and downloading them on request."""
+"""afterdrop data: list the data sets, and download them on request."""
 
 from typing import Annotated, Literal
 
@@ -18,10 +18,10 @@ def data(
     mirror: OptionalText = None,
     quiet: bool = False,
 ) -> None:
-    """List the data sets by name, or download one. Nothing is fetched unless you ask here.
+    """List the named data sets, or download one. No other verb downloads anything.
 
-    Downloads resume, are verified by SHA-256 and written atomically. PTB is licensed by the LDC
-    and cannot be fetched; put its files into the folder yourself.
+    Downloads can be resumed, are verified by SHA-256 and written atomically. PTB is licensed by
+    the LDC and cannot be downloaded; copy its files into the folder yourself.
 
     For example:
       afterdrop data list
@@ -30,14 +30,14 @@ def data(
     Args:
         action: list, or fetch NAME.
         name: mnist, wikitext-2 or enwik8.
-        data: The folder of the named data sets; by default the environment variable AFTERDROP_DATA.
-        mirror: Address of another folder that holds the same files.
-        quiet: No progress bar.
+        data: Folder of the named data sets; by default the environment variable AFTERDROP_DATA.
+        mirror: URL of another folder with the same files.
+        quiet: Do not show a progress bar.
     """
     if action == "list":
         print("\n".join(names()))
         return
     if name is None:
-        raise DataError("fetch needs the name of a set, as in: afterdrop data fetch mnist")
+        raise DataError("fetch needs the name of a data set, as in: afterdrop data fetch mnist")
     for path in fetch(name, data, mirror=mirror, progress=not quiet):
         print(path)

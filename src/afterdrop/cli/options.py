@@ -1,4 +1,4 @@
-"""Options that need not be given: shown by their kind alone, where tyro would show None as well."""
+"""Types of optional command-line flags, shown in the help without tyro's "None"."""
 
 from pathlib import Path
 from typing import Annotated

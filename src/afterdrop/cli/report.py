@@ -1,4 +1,4 @@
-"""afterdrop report: one page about a run."""
+"""afterdrop report: write a page about a run."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +8,8 @@ from tyro.conf import Positional
 
 from afterdrop.cli.options import OptionalPath
 from afterdrop.errors import FileError
+from afterdrop.report.prose import certainty, headline
+from afterdrop.report.run import is_study, read_run
 from afterdrop.runs.folder import scores_path
 
 
@@ -19,39 +21,35 @@ def report(
     classes: OptionalPath = None,
     data: OptionalPath = None,
 ) -> None:
-    """Write one self-contained HTML page about a run, for people who never read the paper.
+    """Write one self-contained HTML page about a run, for readers who do not know the paper.
 
-    The page leads with what was chosen, what it gained over deterministic evaluation and how
-    certain that is. Then come the maps and curves, each with how to read it, the training curves,
-    the protocol and the commands that repeat it all. It needs no network, works on a phone, in
-    dark mode and on paper, and says what is missing in the run and how to make it.
+    The page starts with the chosen member, its gain over deterministic evaluation and the error of
+    that gain. Then follow maps and curves, each with an explanation, the training curves, the
+    protocol and the commands that repeat the run. The page needs no network. Results that the run
+    does not have yet are listed with the commands that produce them.
 
-    For example (open runs/ptb/report.html in a browser; the second is for your own model, the
-    third the page of a study):
+    For example (a trained run, a run of your own model, and a study):
       afterdrop report runs/ptb
       afterdrop report runs/mine --classes classes.json
       afterdrop report studies/ptb
 
     Args:
-        run: The folder of a run, or of scores of your own model, or of a study of afterdrop tune.
-        out: Where the page goes; RUN/report.html or STUDY/study.html by default.
-        split: The scores that members are chosen on.
-        classes: JSON object from class name to training count, in the order of the classes, such
-            as {"cat": 5000, "dog": 120}; a run of afterdrop train finds them in its data.
-        data: The folder of the named data sets, if not the one of training.
+        run: A run folder, or the folder of a study of afterdrop tune.
+        out: File to write; by default RUN/report.html or STUDY/study.html.
+        split: Split on whose scores the member is chosen.
+        classes: JSON file with an object from class name to training count, in the order of the
+            classes, such as {"cat": 5000, "dog": 120}; trained runs take this from their data.
+        data: Folder of the named data sets, if it has moved since training.
     """
-    # Here, because these need matplotlib, which other verbs do without.
-    from afterdrop.report.prose import certainty, headline
-    from afterdrop.report.run import is_study, read_run
-    from afterdrop.report.run_page import write_report
+    from afterdrop.report.run_page import write_report  # needs matplotlib
 
     if is_study(run):
-        from afterdrop.report.study_page import write_study
-        from afterdrop.tune.study_files import read_result
+        from afterdrop.report.study_page import write_study  # needs matplotlib
+        from afterdrop.tune.study_files import read_result  # needs optuna
 
         print(f"Wrote {write_study(read_result(run), run, out)}.")
         return
-    if split != "valid" and not scores_path(run, split).exists():  # or the page would be empty
+    if split != "valid" and not scores_path(run, split).exists():  # the page would be empty
         raise FileError(f"{run} has no scores of the split {split!r}")
     found = read_run(run, split, classes, data)
     path = run / "report.html" if out is None else out

@@ -1,4 +1,4 @@
-"""afterdrop reproduce: the paper's tables from runs, beside the published figures."""
+"""afterdrop reproduce: the paper's tables from runs, next to the published figures."""
 
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +15,7 @@ from afterdrop.reproduce.tables.build_tables import paper_tables
 from afterdrop.reproduce.tables.frequency_bands import parse_band
 from afterdrop.reproduce.tables.table_writers import to_text, write_tables
 
-SAMPLES = {"cpu": 20}  # K on a device; 100 elsewhere
+SAMPLES = {"cpu": 20}  # K by device; 100 on any other
 
 
 def reproduce(
@@ -31,12 +31,12 @@ def reproduce(
     only: tuple[str, ...] = (),
     quiet: bool = False,
 ) -> None:
-    """Turn finished runs into the paper's Tables 1 to 5, beside the published figures.
+    """Turn finished runs into the paper's Tables 1 to 5, next to the published figures.
 
-    Which run serves which table follows from its configuration and its Scores. What is missing is
-    said, with the command that makes it. With --all the whole chain runs first, on the data that
-    are there: training, evaluation, selection, within --minutes; small models on a CPU, those of
-    the paper with --device cuda. Interrupted or killed, the same command goes on.
+    The configuration and the scores of a run determine which tables it is used for. Missing
+    entries are listed with the commands that produce them. With --all, models are first trained,
+    evaluated and selected on the data sets found, within --minutes: small models on a CPU, the
+    paper's models with --device cuda. After an interruption, the same command resumes.
 
     For example:
       afterdrop reproduce runs/mnist runs/ptb --out tables
@@ -44,22 +44,22 @@ def reproduce(
 
     Args:
         runs: Run folders of afterdrop train or afterdrop evaluate.
-        out: Writes each table there as .txt, .md, .csv and .tex, and figures as .pdf; needed with
-            --all.
-        bands: Bands of Table 3, such as "> 500" "< 500" "5-9"; the paper's by default.
-        data: The folder of the named data sets, if not the one of training.
-        every: Run the whole chain first, in --out.
-        minutes: With --all: time for all of it, shared between the runs.
-        device: With --all: where to train and evaluate.
-        num_samples: With --all: mask samples K; 20 on a CPU and 100 elsewhere.
-        only: With --all: just these of its runs, such as mnist ptb masks-shared masks-step.
-        quiet: No progress bars, and no tables in the terminal.
+        out: Folder for each table as .txt, .md, .csv and .tex and for figures as .pdf; required
+            with --all.
+        bands: Frequency bands of Table 3, such as "> 500" "< 500" "5-9"; by default the paper's.
+        data: Folder of the named data sets, if it has moved since training.
+        every: Train and evaluate first, in --out.
+        minutes: With --all: total time, shared between the runs.
+        device: With --all: device to train and evaluate on.
+        num_samples: With --all: number of mask samples K; by default 20 on a CPU, else 100.
+        only: With --all: only these of its runs, such as mnist ptb masks-shared masks-step.
+        quiet: Do not show progress bars or print tables.
     """
     shown = [parse_band(band) for band in bands]
     faults: list[str] = []
     if every:
         if runs or out is None:
-            raise DataError("--all makes its own runs: give --out FOLDER and no run folders")
+            raise DataError("--all creates its own runs: give --out FOLDER and no run folders")
         samples = num_samples or SAMPLES.get(device, 100)
         runs, faults = _run_chain(Chain(out, data, minutes, device, samples, not quiet), only)
     tables = paper_tables(runs, bands=shown, data=data)
@@ -76,26 +76,26 @@ def reproduce(
 
 
 def _run_chain(chain: Chain, only: tuple[str, ...]) -> tuple[tuple[Path, ...], list[str]]:
-    """Runs the jobs for the data that are there."""
+    """Runs the jobs whose data sets are in the data folder."""
     if not chain.minutes > 0:
         raise DataError(f"minutes={chain.minutes:g} must be positive")
     try:
         chain.data = data_folder(chain.data)
     except FileError:
-        chain.data = None  # the built-in text serves Table 5 without a folder
+        chain.data = None  # Table 5 can use the built-in text
     jobs, absent = plan_jobs(chain.data, small=chain.device == "cpu")
     for name in absent:
-        print(f"Absent: {name} (afterdrop data fetch, or put its files into the data folder)")
+        print(f"Absent: {name} (afterdrop data fetch, or copy its files into the data folder)")
     names = [job.name for job in jobs]
     for name in only:
         if name not in names:
-            raise DataError(f"--only {name}: the runs for these data are {', '.join(names)}")
+            raise DataError(f"--only {name}: the runs with these data are {', '.join(names)}")
     folders, faults = chain.run([job for job in jobs if not only or job.name in only])
     return tuple(folders), faults
 
 
 def _draw(runs: tuple[Path, ...], folder: Path, data: Path | None) -> None:
-    """Writes the figures if matplotlib is there, and says what is missing."""
+    """Writes the figures if matplotlib is installed, and prints what is missing."""
     try:
         from afterdrop.reproduce.paper_figures import write_figures
     except ExtraError as error:

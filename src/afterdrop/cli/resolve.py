@@ -1,4 +1,4 @@
-"""Finding a user's own model and data by import path, such as `pkg.module:load_model`."""
+"""Imports a user's own model and data by path, such as `pkg.module:load_model`."""
 
 import importlib
 import sys
@@ -13,16 +13,16 @@ from afterdrop.errors import DataError
 
 
 def resolve(path: str, what: str) -> Any:
-    """The object at `module:name`; the current folder is searched as well.
+    """Imports the object at `module:name`, also from the current folder.
 
     Raises:
-        DataError: If there is no such module or name; says which.
+        DataError: If the module or the name does not exist.
     """
     module, _, name = path.partition(":")
     if not module or not name:
         raise DataError(
             f"{what}={path!r} must be an import path such as pkg.module:load_{what}, where "
-            "load_... is a function without arguments"
+            f"load_{what} is a function without arguments"
         )
     folder = str(Path.cwd())
     if folder not in sys.path:
@@ -30,7 +30,7 @@ def resolve(path: str, what: str) -> Any:
     try:
         found: Any = importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise DataError(f"{what}={path!r}: {error}; run from the folder that holds it") from error
+        raise DataError(f"{what}={path!r}: {error}; run the command in its folder") from error
     for part in name.split("."):
         if not hasattr(found, part):
             raise DataError(f"{what}={path!r}: module {module} has no {name!r}")
@@ -39,16 +39,16 @@ def resolve(path: str, what: str) -> Any:
 
 
 def resolve_model(path: str) -> nn.Module:
-    """A model: a module, or what a function without arguments returns."""
+    """Imports a model: a module, or a function without arguments that returns one."""
     found = resolve(path, "model")
     model = found() if callable(found) and not isinstance(found, nn.Module) else found
     if not isinstance(model, nn.Module):
-        raise DataError(f"model={path!r} gave {type(model).__name__}, not a torch.nn.Module")
+        raise DataError(f"model={path!r} is a {type(model).__name__}, not a torch.nn.Module")
     return model
 
 
 def resolve_batches(path: str, split: str) -> Iterable[Any]:
-    """Batches: an iterable, what a function returns, or a split of `builtin:digits`."""
+    """Imports batches: an iterable, a function that returns one, or a split of built-in data."""
     if path.startswith("builtin:"):
         chosen = getattr(load_images(path), split, None)
         if chosen is None:

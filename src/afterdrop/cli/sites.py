@@ -1,4 +1,4 @@
-"""afterdrop sites: what is random in a model."""
+"""afterdrop sites: list the dropout sites of a model."""
 
 from typing import Annotated
 
@@ -21,18 +21,19 @@ def sites(
 ) -> None:
     """List every dropout site of a model, verified by dry runs on the first batch.
 
-    Says what is random, at which rate, and what stays off because it is not dropout. A model that
-    draws random numbers beyond control is refused, with the remedy.
+    Prints each site with its operator and rate, and the modules that stay in eval mode because
+    their randomness is not dropout. If the model draws random numbers that cannot be controlled,
+    the error names the module and the remedy.
 
     For example:
       afterdrop sites mymodel:load_model mymodel:valid_batches
       afterdrop sites awd:load_model awd:valid_batches --rates encoder.dropoute
 
     Args:
-        model: Import path of a module or of a function that returns it, as in pkg.module:name.
+        model: Import path of a module or of a function that returns one, such as pkg.module:name.
         data: Import path of batches (inputs, targets) or of a function that returns them.
-        split: Split of builtin data.
-        rates: Attributes that hold rates of masks the model draws itself.
+        split: Split of the data, if they are built in.
+        rates: Attributes that hold the rates of masks that the model draws itself.
         noise: Modules whose random draws are not dropout.
         batch_dim: Batch dimension of the inputs.
     """

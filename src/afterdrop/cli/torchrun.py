@@ -1,4 +1,4 @@
-"""Commands that torchrun starts as several processes: their group, their devices, their end."""
+"""Process group, device and termination of commands that torchrun starts as several ranks."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from types import FrameType
 import torch
 import torch.distributed as dist
 
-# Its functions keep the group there is when torch happens to import them, as a default. A group
-# that is held outlives the interpreter, and its threads then abort the process.
+# Imported before a group exists: its functions take the current group as a default argument. A
+# group that is still referenced outlives the interpreter, and its threads then abort the process.
 import torch.distributed.nn.functional
 from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
@@ -24,7 +24,7 @@ from afterdrop.train.device import choose_device
 
 
 def launched() -> bool:
-    """Whether torchrun (or what sets the same variables) started this process among others.
+    """Whether torchrun (or a launcher with the same variables) started this process with others.
 
     Example:
         >>> launched()
@@ -34,7 +34,7 @@ def launched() -> bool:
 
 
 def speaks() -> bool:
-    """Whether this process is the one of a command that shows its results: rank 0, or alone.
+    """Whether this process prints the results of the command: rank 0, or a single process.
 
     Example:
         >>> speaks()
@@ -45,10 +45,10 @@ def speaks() -> bool:
 
 @contextlib.contextmanager
 def process_group(device: str) -> Iterator[Splitting | None]:
-    """The process group of a command that torchrun started; None in a process of its own.
+    """Joins the process group of a command that torchrun started; None for a single process.
 
     Args:
-        device: Where the command computes, as `rank_device` says.
+        device: The device of this rank, from `rank_device`.
     """
     if not launched():
         yield None
@@ -56,7 +56,7 @@ def process_group(device: str) -> Iterator[Splitting | None]:
     backend = "cpu:gloo,cuda:nccl" if device.startswith("cuda") else "gloo"
     try:
         store, rank, count = next(rendezvous("env://"))
-        # After a restart (--max-restarts) the store still holds where the old ranks were.
+        # After a restart (--max-restarts) the store still holds the addresses of the old ranks.
         store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
         dist.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=TIMEOUT)
     except (RuntimeError, ValueError) as error:
@@ -67,15 +67,15 @@ def process_group(device: str) -> Iterator[Splitting | None]:
         ) from error
     with _termination():
         yield "split"
-    # Not after an error: a group that lost a rank would wait for it.
+    # Not in a finally block: after an error, the group would wait for the rank that it lost.
     _leave()
 
 
 def _leave() -> None:
-    """Ends the process group when all ranks have come here.
+    """Destroys the process group once all ranks have arrived.
 
-    A rank that closes its connections early can fail what another one has sent but not yet looked
-    back at. Whoever comes here has nothing to look back at, so a failure here means nothing.
+    A rank that closes its connections early can make another rank's pending operations fail. No
+    rank has pending operations here, so a failure of this barrier itself can be ignored.
     """
     with contextlib.suppress(RuntimeError):
         dist.all_reduce(torch.zeros(1))
@@ -84,12 +84,12 @@ def _leave() -> None:
 
 @contextlib.contextmanager
 def _termination() -> Iterator[None]:
-    """SIGTERM, by which torchrun ends all ranks when one is gone, as an error: work is kept."""
+    """Turns SIGTERM, which torchrun sends when a rank has ended, into an error that keeps work."""
 
     def lost(number: int, frame: FrameType | None) -> None:
         signal.signal(number, before)
         raise RankLost(
-            f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} was told to end (SIGTERM): "
+            f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} received SIGTERM: "
             "another rank has ended, or the job was stopped"
         )
 
@@ -101,14 +101,14 @@ def _termination() -> Iterator[None]:
 
 
 def rank_device(device: str | None) -> str:
-    """The device of this rank: of several GPUs of a host, the one with the rank's local number.
+    """The device of this rank; on a host with several GPUs, the one with the rank's local number.
 
     Args:
-        device: As the user gave it; None is a GPU if there is one.
+        device: The user's choice; None is a GPU if there is one.
 
     Raises:
-        ConfigError: If there is no such device.
-        RankError: If there are fewer GPUs than ranks on this host.
+        ConfigError: If the device does not exist.
+        RankError: If this host has fewer GPUs than ranks.
 
     Example:
         >>> rank_device("cpu")
@@ -129,14 +129,14 @@ def rank_device(device: str | None) -> str:
 
 @contextlib.contextmanager
 def shared_evaluation(device: str | None, parts: Path) -> Iterator[tuple[str, Ranks]]:
-    """The device of this rank, and the ranks of the command; one process is alone.
+    """Yields the device of this rank and the ranks of the command, which may be one.
 
     Args:
-        device: As the user gave it; None is a GPU if there is one.
-        parts: Where finished parts are kept.
+        device: The user's choice; None is a GPU if there is one.
+        parts: Folder of finished parts.
 
     Raises:
-        RankLost: If another rank is gone; says where the finished parts are.
+        RankLost: If another rank has ended; the message names the folder of finished parts.
     """
     where = rank_device(device)
     try:
@@ -144,6 +144,5 @@ def shared_evaluation(device: str | None, parts: Path) -> Iterator[tuple[str, Ra
             yield where, current(ranks)
     except RankLost as error:
         raise RankLost(
-            f"{error}. Finished parts are kept in {parts}. To go on, give the same command again: "
-            "it resumes from there."
+            f"{error}. Finished parts are kept in {parts}; run the same command to resume."
         ) from error

@@ -1,4 +1,4 @@
-"""afterdrop train: train a model by a recipe."""
+"""afterdrop train: train a model with a recipe."""
 
 import tomllib
 from pathlib import Path
@@ -14,7 +14,7 @@ from afterdrop.errors import DataError
 from afterdrop.train import ConfigError
 from afterdrop.train import run as run_training
 
-_OWN_TEXT = "FOLDER"  # what recipes for a user's own text have as the name of their data
+_OWN_TEXT = "FOLDER"  # stands for the data in recipes for a user's own text
 
 
 def train(
@@ -32,12 +32,12 @@ def train(
     track: bool = False,
     quiet: bool = False,
 ) -> None:
-    """Train a model with dropout by a recipe; killed or stopped, the same command goes on.
+    """Train a model with dropout from a recipe; after an interruption, the same command resumes.
 
     Recipes: ptb-24m, ptb-24m-retuned, ptb-24m-2layer, ptb-10m, ptb-10m-retuned, wikitext2-24m,
     wikitext2-24m-averaged, enwik8-27m, enwik8-46m, ptb-char, mnist-mlp, pydoc-small,
     pydoc-char-small, digits-mlp; the path of your own .toml file; or lm for your own folder of
-    train.txt, valid.txt and test.txt, which with --level char or byte is lm-char.
+    train.txt, valid.txt and test.txt (with --level char or byte, lm stands for lm-char).
 
     For example:
       afterdrop train ptb-24m --data DIR --out runs/ptb
@@ -46,30 +46,30 @@ def train(
 
     Args:
         recipe: Name of a recipe, path of a .toml file, or lm.
-        out: The run folder: config.json, metrics.jsonl, checkpoint/.
-        data: The folder of the named data sets; with lm, the folder of your text.
-        level: With lm: tokens are words, characters or bytes.
-        min_count: With lm: rarer tokens become <unk>.
-        change: A setting to change, by its name in the recipe's TOML; may be given again. none
-            switches off, as in schedule.drop_patience=none.
-        device: Where to train; a GPU if there is one.
-        max_minutes: Save and stop after this time.
-        track: Also write TensorBoard files (extra track).
-        quiet: No progress bar.
+        out: The run folder to write: config.json, metrics.jsonl, checkpoint/.
+        data: Folder of the named data sets; with lm, the folder of your text.
+        level: With lm: whether tokens are words, characters or bytes.
+        min_count: With lm: replace tokens that occur fewer times by <unk>.
+        change: Override a setting by its name in the recipe's TOML; may be repeated. The value
+            none disables the setting, as in schedule.drop_patience=none.
+        device: Device to train on; by default a GPU if there is one.
+        max_minutes: Save a checkpoint and stop after this time.
+        track: Also write TensorBoard files (needs the extra "track").
+        quiet: Do not show a progress bar.
     """
     if recipe == "lm" and level in ("char", "byte"):
         recipe = "lm-char"
     config = recipes.load(recipe).config
     if config.data.name == _OWN_TEXT:
         if data is None:
-            raise DataError(f"{recipe} trains on your own text; give its folder with --data FOLDER")
+            raise DataError(f"{recipe} trains on your own text; name its folder with --data FOLDER")
         given = {"data.name": str(data), "data.level": level, "data.min_count": min_count}
         own = {name: value for name, value in given.items() if value is not None}
         config, data = config.override(own), None
     elif level is not None or min_count is not None:
         what = f"level={level!r}" if level is not None else f"min_count={min_count}"
         raise DataError(
-            f"{what} is for your own text (lm); for {recipe} give --set data.level=... or "
+            f"{what} applies to your own text (lm) only; for {recipe}, use --set data.level=... or "
             "--set data.min_count=..."
         )
     config = config.override(dict(parse_setting(text) for text in change))
@@ -86,7 +86,7 @@ def train(
             ranks=ranks,
         )
     if result.reason == "SIGINT":
-        raise KeyboardInterrupt  # what comes after `train &&` must not begin
+        raise KeyboardInterrupt  # so that a command after `train &&` does not start
     if not speaks():
         return
     if quiet:
@@ -96,7 +96,7 @@ def train(
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """A setting from the command line: a TOML value, a bare word as text, `none` for None.
+    """Parses NAME=VALUE, where the value is TOML, a bare word (a string) or `none` (None).
 
     Example:
         >>> parse_setting("schedule.drop_patience=none")

@@ -9,6 +9,9 @@ from tyro.conf import Positional, UseAppendAction
 from afterdrop.cli.options import OptionalFloat, OptionalInt, OptionalPath, OptionalText
 from afterdrop.cli.train import parse_setting
 from afterdrop.errors import ExtraError
+from afterdrop.tune.tuning_objective import Objective
+from afterdrop.tune.study_settings import plan_study
+from afterdrop.tune.search_space import Axis
 
 
 def tune(
@@ -40,12 +43,13 @@ def tune(
     lease: float = 60.0,
     quiet: bool = False,
 ) -> None:
-    """Tune a recipe's hyperparameters with a Gaussian-process bandit; resumes by the same command.
+    """Tune a recipe's hyperparameters with a Gaussian-process bandit; the same command resumes.
 
-    The objective is the validation XE of the deterministic member at its optimal temperature, so
-    that tuning sees what selection will do. The best few are run again under other seeds. Writes
-    STUDY/best.toml, which afterdrop train takes, study.json and the page study.html. Other
-    hosts join by the same command, with STUDY or the storage shared.
+    The objective is the validation cross entropy (XE) of the deterministic member at its optimal
+    temperature, because that temperature will be fitted after training anyway. The best
+    configurations are trained again with other seeds. Writes STUDY/best.toml (a recipe for
+    afterdrop train), study.json and the page study.html. To add workers on other hosts, run the
+    same command there; STUDY or the storage must be shared.
 
     For example:
       afterdrop tune ptb-10m --data DIR --trials 60 --workers 2 --study studies/ptb
@@ -53,36 +57,33 @@ def tune(
       afterdrop tune mine.toml --study s --storage postgresql://user@host/database
 
     Args:
-        recipe: Name of a recipe, or the path of a .toml file.
-        study: The study's folder: journal, run folders, results.
-        data: The folder of the named data sets.
-        trials: How many points to try.
-        workers: Processes on this host; several may share a GPU.
+        recipe: Name of a recipe, or path of a .toml file.
+        study: The study folder: journal, run folders of the trials, results.
+        data: Folder of the named data sets.
+        trials: Number of configurations to try.
+        workers: Number of processes on this host; several may share a GPU.
         storage: sqlite:///FILE or postgresql://...; by default a journal file in STUDY.
-        name: The study's name in the storage; by default that of the folder.
-        member: What to tune for: det, gmc, amc, or ALPHA,MULTIPLIER such as 0.5,0.8.
-        temperature: The member's optimal temperature, or T = 1 (plain).
-        random: Random search instead of the bandit.
-        intervals: Shorten the recipe's schedule to this number of validation intervals.
-        minutes_per_trial: A trial that takes longer counts with what it has reached.
-        budget: Hold language models to so many parameters, where the recipe states sizes.
-        change: A setting to change in every trial, by its name in the recipe's TOML.
-        range: A range to search, as in optimiser.learning_rate=0.001:0.01:log.
-        fix: A setting not to search.
-        own_first: Whether the recipe as it is is the first point.
-        prune: Whether hopeless trials are stopped early.
-        top: How many of the best to run again.
-        reruns: With how many other seeds; 0 is none.
-        seed: Of the points.
-        device: Where to train; workers take turns. By default a GPU if there is one.
-        lease: Seconds without a sign of life after which a worker elsewhere counts as dead.
+        name: Name of the study in the storage; by default the name of the folder.
+        member: The member to tune for: det, gmc, amc, or ALPHA,MULTIPLIER such as 0.5,0.8.
+        temperature: Evaluate the member at its optimal temperature, or at T = 1 (plain).
+        random: Search at random instead of with the bandit.
+        intervals: Shorten the schedule to this number of validation intervals.
+        minutes_per_trial: Stop a trial after this time; it counts with the XE reached.
+        budget: Solve hidden sizes for this number of parameters, where the recipe has sizes.
+        change: Override a setting in every trial, by its name in the recipe's TOML.
+        range: Search this range, as in optimiser.learning_rate=0.001:0.01:log.
+        fix: Exclude a setting from the search.
+        own_first: Whether to try the unmodified recipe first.
+        prune: Whether to stop unpromising trials early.
+        top: Number of best configurations to train again.
+        reruns: Number of other seeds to train them with; 0 for none.
+        seed: Seed of the search.
+        device: Devices to train on, assigned to the workers in turn; by default a GPU if any.
+        lease: Seconds without a heartbeat after which a worker on another host counts as dead.
         quiet: Print the result only.
     """
-    from afterdrop.tune.search_space import Axis
-    from afterdrop.tune.study_files import ranking_table, write_result
+    from afterdrop.tune.study_files import ranking_table, write_result  # need optuna
     from afterdrop.tune.study_runner import run_study
-    from afterdrop.tune.study_settings import plan_study
-    from afterdrop.tune.tuning_objective import Objective
 
     settings = plan_study(
         recipe,
