@@ -56,7 +56,7 @@ def table(found: dict[Carry, ad.Scores]) -> None:
     for multiplier in MULTIPLIERS:
         row = scores.protocol.grid.stochastic.index(multiplier)
         # By position in the text: the two carries hand windows over in the same order.
-        both = [found[carry].tensors["mc_bound"][row].double() for carry in CARRIES]
+        both = [found[carry].field("sampled", "bound")[row].double() for carry in CARRIES]
         values = Values(both[1] - both[0], None, 0)
         print(
             f"D at multiplier {multiplier:g}, sampled minus deterministic: "
@@ -72,7 +72,7 @@ def main() -> None:
     parser.add_argument("--num-samples", type=int, default=64)
     options = parser.parse_args()
     found = evaluate_both(options)
-    one, two = (found[carry].tensors["targets"] for carry in CARRIES)
+    one, two = (found[carry].targets for carry in CARRIES)
     assert torch.equal(one, two), "targets in another order"
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
     table(found)

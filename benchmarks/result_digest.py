@@ -18,7 +18,7 @@ import afterdrop as ad
 from afterdrop.errors import AfterdropError
 from afterdrop.family.estimates import Estimate
 from afterdrop.reproduce.tables.frequency_bands import FrequencyBand, suitable_bands
-from afterdrop.reproduce.tables.source import RunSource, read_source
+from afterdrop.reproduce.tables.table_input import TableInput, read_table_input
 from result_subset import subset_rows
 
 TEMPERATURES = [0.6 + 0.05 * step for step in range(29)]
@@ -101,7 +101,7 @@ def disjoint(bands: list[FrequencyBand]) -> list[FrequencyBand]:
 
 
 def by_frequency(
-    source: RunSource, members: dict[str, ad.Member], data: Path | None
+    source: TableInput, members: dict[str, ad.Member], data: Path | None
 ) -> dict[str, Any]:
     """Gains over DET, and over DET at its T, by training frequency of the target."""
     counts = source.counts(data)
@@ -163,7 +163,7 @@ def training_of(run: Path) -> dict[str, Any]:
 
 def digest(run: Path, data: Path | None) -> dict[str, Any]:
     """Everything about one run; what cannot be had is said in `missing`."""
-    source, missing = read_source(run), list[str]()
+    source, missing = read_table_input(run), list[str]()
     missing += source.faults.values()
     out: dict[str, Any] = {
         "run": source.name,

@@ -26,7 +26,7 @@ from afterdrop.evaluation.api import Settings
 from afterdrop.evaluation.engines.text import StreamSettings, evaluate_text
 from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel
-from afterdrop.selection.text_tables import family_table
+from afterdrop.selection import family_table
 from afterdrop.train.folder import RunFolder
 
 PAPER = (

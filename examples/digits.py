@@ -16,7 +16,7 @@ import torch.nn.functional as F
 import afterdrop as ad
 from afterdrop.data import batches, load_images
 from afterdrop.models import Classifier, ClassifierConfig
-from afterdrop.selection.text_tables import bounds_table, family_table, summary_table
+from afterdrop.selection import bounds_table, family_table, summary_table
 
 
 def train(model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor, epochs: int) -> None:
@@ -37,7 +37,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=80)
     parser.add_argument("--num-samples", type=int, default=100, help="mask samples K")
     options = parser.parse_args()
-    start = time.time()
+    start, run = time.time(), ad.Run(options.out)
     torch.manual_seed(0)
 
     digits = load_images("builtin:digits")
@@ -50,16 +50,16 @@ def main() -> None:
 
     print(ad.find_sites(model, digits.valid.images[:4]), end="\n\n")
     scores = ad.evaluate(model, valid, num_samples=options.num_samples, progress=True)
-    scores.save(options.out / "scores" / "valid.safetensors")
+    run.save_scores(scores)
     print(family_table(scores, tuned=False), end="\n\n")
     print(family_table(scores, tuned=True), end="\n\n")
     print(bounds_table(scores, alphas=(0.0, 1.0)), end="\n\n")
 
     choice = ad.select(scores)
-    choice.member.save(options.out / "member.json")
+    run.save_choice(choice)
     print(choice, end="\n\n")
 
-    predict = ad.Predictor(model, choice.member, num_samples=options.num_samples)
+    predict = choice.predictor(model)
     log_probs = predict(digits.test.images)
     chosen = F.nll_loss(log_probs, digits.test.labels).item()
     plain = F.cross_entropy(model(digits.test.images), digits.test.labels).item()
@@ -70,7 +70,7 @@ def main() -> None:
         num_samples=options.num_samples,
         split="test",
     )
-    final.save(options.out / "scores" / "test.safetensors")
+    run.save_scores(final)
     print("On test data, which nothing was chosen on:")
     print(summary_table(final, [ad.DET, choice.member]))
     difference = final.difference(choice.member, ad.DET)

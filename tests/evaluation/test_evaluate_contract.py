@@ -96,7 +96,7 @@ def test_sequences_with_ignored_targets():
     counts = y != -100
     assert scores.num_targets == counts.sum()
     examples = torch.arange(N).unsqueeze(1).expand(N, 4)[counts]
-    assert torch.equal(scores.tensors["examples"], examples)
+    assert torch.equal(scores.examples, examples)
     with torch.no_grad():
         lp = model.eval()(x).log_softmax(-1)
     expected = -lp[counts].gather(-1, y[counts].unsqueeze(-1)).squeeze(-1)
@@ -126,7 +126,7 @@ def test_time_major_data_is_the_transposed_data():
     x, y = sequences()
     expected = ad.evaluate(Tagger(), [(x, y)], **OPTIONS)
     got = ad.evaluate(Tagger(), [(x.transpose(0, 1), y.t())], batch_dim=1, **OPTIONS)
-    assert torch.equal(got.tensors["targets"], expected.tensors["targets"])
+    assert torch.equal(got.targets, expected.targets)
     torch.testing.assert_close(got.values(ad.DET).whole, expected.values(ad.DET).whole)
     assert got.bounds(ad.AMC).variance > 0
 
@@ -135,7 +135,7 @@ def test_flattened_logits_of_batch_major_data_give_the_same_scores():
     x, y = sequences()
     expected = ad.evaluate(Tagger(), [(x, y)], **OPTIONS)
     got = ad.evaluate(Tagger(flat=True), [(x, y)], **OPTIONS)
-    assert torch.equal(got.tensors["examples"], expected.tensors["examples"])
+    assert torch.equal(got.examples, expected.examples)
     for member in expected.members:
         torch.testing.assert_close(got.values(member).whole, expected.values(member).whole)
 

@@ -96,7 +96,7 @@ def test_foreign_files_are_refused(tmp_path, metadata):
 
 def test_files_that_lack_tensors_are_refused(world, tmp_path):
     scores = ad.evaluate(*world, **OPTIONS)
-    del scores.tensors["mc_target"]
+    del scores.tensors["sampled.target"]
     scores.save(tmp_path / "scores")
     with pytest.raises(FileError, match="scores"):
         ad.Scores.load(tmp_path / "scores")

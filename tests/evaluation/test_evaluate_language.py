@@ -11,7 +11,7 @@ from afterdrop.evaluation.api import Settings
 from afterdrop.evaluation.engines.text import StreamSettings, evaluate_text
 from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel, LanguageModelConfig, product
-from afterdrop.selection.stream_predictor import StreamPredictor
+from afterdrop.selection import StreamPredictor
 
 EOS = 0
 
@@ -72,7 +72,7 @@ def test_deterministic_scores_are_those_of_one_pass_over_the_stream(model, text)
     with torch.no_grad():
         logits, _ = model(inputs.unsqueeze(0))
     expected = F.cross_entropy(logits[0], text, reduction="none").double()
-    assert torch.equal(scores.tensors["targets"], text)
+    assert torch.equal(scores.targets, text)
     torch.testing.assert_close(values(scores, ad.DET), expected, rtol=1e-4, atol=1e-5)
 
 
@@ -213,7 +213,7 @@ def test_an_interrupted_sampled_carry_goes_on_with_its_states(model, text, tmp_p
 def test_stripes_cover_every_token_once_and_padding_does_not_count(model, text):
     scores = evaluate_text(model, text, EOS, settings(), StreamSettings(10, stripes=7), lines=False)
     assert scores.num_targets == len(text)
-    assert torch.equal(scores.tensors["targets"].sort().values, text.sort().values)
+    assert torch.equal(scores.targets.sort().values, text.sort().values)
     assert dict(scores.protocol.stream)["stripes"] == 7
 
 

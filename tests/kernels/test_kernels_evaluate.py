@@ -18,7 +18,7 @@ from afterdrop.errors import DataError
 from afterdrop.evaluation.engines.sampled_features import SampledFeatures, with_bias, with_ones
 from afterdrop.evaluation.engines.text import LanguageWorker, StreamSettings
 from afterdrop.evaluation.engines.text_fused import FusedLanguageWorker
-from afterdrop.evaluation.protocol import Protocol
+from afterdrop.evaluation.request import Protocol
 from afterdrop.masks.uniforms import Plan
 from afterdrop.models.fused import Copies, DeterministicPass
 

@@ -9,7 +9,6 @@ import kernel_device
 import pytest
 import tiny_run
 import torch
-from afterdrop.evaluation.protocol import Protocol
 from torch import nn
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources
@@ -22,6 +21,7 @@ from afterdrop.evaluation.engines.kernel_sums import why_not as why_not_summed
 from afterdrop.evaluation.engines.text import LanguageWorker, StreamSettings, _fused, evaluate_text
 from afterdrop.evaluation.engines.text_fused import FusedLanguageWorker
 from afterdrop.evaluation.engines.text_fused import why_not as why_not_evaluated
+from afterdrop.evaluation.request import Protocol
 from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel, LanguageModelConfig
 from afterdrop.models.fused import DeterministicPass, why_not_fused

@@ -142,7 +142,7 @@ def test_gains_by_frequency_are_paired_means_of_the_targets_in_a_band(scores):
     counts = torch.tensor([5, 50, 500, 5, 0])
     ax = figures.gain_by_frequency(scores, [ad.AMC], counts)
     gains = scores.values(ad.DET).whole - scores.values(ad.AMC).whole
-    at = counts[scores.tensors["targets"]]
+    at = counts[scores.targets]
     wanted = [gains[at == count].mean().item() for count in (0, 5, 50, 500)]
     assert data(ax.containers[0].lines[0])[1] == pytest.approx(wanted)
     names = [tick.get_text() for tick in ax.get_xticklabels()]
@@ -152,7 +152,7 @@ def test_gains_by_frequency_are_paired_means_of_the_targets_in_a_band(scores):
 def test_cross_entropy_by_frequency_is_the_mean_of_the_targets_in_a_band(scores):
     counts = torch.tensor([5, 50, 500, 5, 0])
     ax = figures.xe_by_frequency(scores, [ad.AMC], counts, bands=[(0, 100), (4, 5)])
-    at = counts[scores.tensors["targets"]]
+    at = counts[scores.targets]
     xe = scores.values(ad.AMC).whole
     wanted = [xe[(at > 0) & (at <= 100)].mean().item(), xe[at == 5].mean().item()]
     assert data(ax.containers[0].lines[0])[1] == pytest.approx(wanted)
@@ -182,7 +182,7 @@ def test_gains_by_class(scores):
     ax = figures.gain_by_class(scores, ad.AMC, list("abcde"), torch.tensor([1, 5, 3, 4, 2]))
     assert [t.get_text()[0] for t in ax.get_yticklabels()] == list("aecdb")
     gains = scores.values(ad.DET).whole - scores.values(ad.AMC).whole
-    targets = scores.tensors["targets"]
+    targets = scores.targets
     wanted = [gains[targets == c].mean().item() for c in (0, 4, 2, 3, 1)]
     assert data(ax.containers[0].lines[0])[0] == pytest.approx(wanted)
 

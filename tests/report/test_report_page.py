@@ -14,7 +14,7 @@ from cases import EVIL, SMALL, evil_study, own_scores
 import afterdrop as ad
 from afterdrop import recipes
 from afterdrop.cli import main
-from afterdrop.report.run import read_run
+from afterdrop.report.report_input import read_input
 from afterdrop.report.run_page import write_report
 from afterdrop.report.shell_commands import repeat_commands
 from afterdrop.report.study_page import build_study_page
@@ -106,7 +106,7 @@ def test_the_chosen_member_is_the_one_that_is_marked(own_run, scores, alpha, mul
 
 def test_the_same_run_gives_the_same_bytes(trained_copy):
     for name in ("one", "other"):
-        write_report(read_run(trained_copy), trained_copy / f"{name}.html")
+        write_report(read_input(trained_copy), trained_copy / f"{name}.html")
     assert (trained_copy / "one.html").read_bytes() == (trained_copy / "other.html").read_bytes()
 
 
@@ -272,7 +272,7 @@ def test_an_empty_folder_is_an_error_with_a_remedy(tmp_path, capsys):
 
 
 def test_the_train_command_reproduces_the_configuration(trained):
-    run = read_run(trained)
+    run = read_input(trained)
     words = shlex.split(repeat_commands(run)[0])
     assert words[:3] == ["afterdrop", "train", "lm"]
     sets = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
@@ -288,16 +288,16 @@ def test_the_train_command_of_a_recipe_is_its_name_and_changes(tmp_path):
     sets = ["--set", "optimiser.max_norm=none", "--set", "schedule.intervals=1"]
     assert main(["train", "digits-mlp", "--out", str(run), "--quiet", *sets]) == 0
     wanted = f"afterdrop train digits-mlp {' '.join(sets)} --out {run}"
-    assert repeat_commands(read_run(run))[0] == wanted
+    assert repeat_commands(read_input(run))[0] == wanted
 
 
 def test_the_evaluate_command_reproduces_the_scores(trained, tmp_path):
     before = ad.Scores.load(trained / "scores" / "valid.safetensors")
-    command = shlex.split(repeat_commands(read_run(trained))[1])
+    command = shlex.split(repeat_commands(read_input(trained))[1])
     assert main([*command[1:], "--out", str(tmp_path / "again"), "--quiet"]) == 0
     after = ad.Scores.load(tmp_path / "again" / "scores" / "valid.safetensors")
     before.protocol.require_same(after.protocol, "the repeated scores")
-    assert torch.equal(before.tensors["mc_target"], after.tensors["mc_target"])
+    assert torch.equal(before.field("sampled", "target"), after.field("sampled", "target"))
 
 
 def test_scores_of_training_data_are_shown_if_they_are_of_the_same_model(trained_copy, scores):
@@ -306,7 +306,7 @@ def test_scores_of_training_data_are_shown_if_they_are_of_the_same_model(trained
     page = report(trained_copy)
     assert "Fit to the training data" in page.words
     assert "on the first 60 targets" in page.words
-    command = repeat_commands(read_run(trained_copy))[2]
+    command = repeat_commands(read_input(trained_copy))[2]
     assert "--split train --limit 60 --num-samples 4" in command
     scores.save(trained_copy / "scores" / "train.safetensors")
     page = report(trained_copy)
@@ -317,7 +317,7 @@ def test_scores_of_training_data_are_shown_if_they_are_of_the_same_model(trained
 def test_a_limit_is_shown_and_part_of_the_command(trained_copy):
     options = ["--limit", "50", "--num-samples", "4", "--overwrite", "--quiet"]
     assert main(["evaluate", str(trained_copy), *options]) == 0
-    assert "--limit 50" in repeat_commands(read_run(trained_copy))[1]
+    assert "--limit 50" in repeat_commands(read_input(trained_copy))[1]
     assert "the beginning of the split" in report(trained_copy).words
 
 

@@ -7,7 +7,7 @@ from torch import nn
 
 import afterdrop as ad
 from afterdrop import recipes
-from afterdrop.reproduce.tables.source import RunSource
+from afterdrop.reproduce.tables.table_input import TableInput
 
 CLASSES = 10
 SPLITS = ("train", "valid", "test")
@@ -30,7 +30,7 @@ def evaluate(split, *, seed=0, grid=None, targets=48, weights=0):
 
 def make_source(recipe, name="run", *, splits=SPLITS, changes=None, weights=0, **facts):
     """A run as if it had been trained by a recipe."""
-    return RunSource(
+    return TableInput(
         Path("runs") / name,
         recipes.load(recipe).config.override(changes or {}),
         {"unit": "word", "parameters": 24_000_000, **facts},

@@ -10,7 +10,6 @@ from afterdrop import Scores
 from afterdrop.cli import main
 from afterdrop.errors import FileError
 from afterdrop.reproduce.tables.build_tables import paper_tables
-from afterdrop.reproduce.tables.source import read_source
 from afterdrop.reproduce.tables.table_writers import to_text
 
 SMALL = ["model.hidden_sizes=[8]", "schedule.intervals=1", "schedule.steps_per_interval=3"]
@@ -73,7 +72,7 @@ def test_missing_splits_say_their_command(runs):
 
 def test_scores_of_another_model_are_not_shown(runs):
     shutil.copytree(runs / "one" / "scores", runs / "two" / "scores")
-    source = read_source(runs / "two")
+    source = read_table_input(runs / "two")
     assert not source.scores and set(source.faults) == {"train", "valid", "test"}
     text = words(paper_tables([runs / "two"]), 2)
     assert "Scores of another model" in text and "--overwrite" in text and "ours" not in text
@@ -85,7 +84,7 @@ def test_scores_without_the_weights_must_agree_with_each_other(runs, capsys):
     name = "scores/test.safetensors"
     shutil.copy(runs / "two" / name, runs / "one" / name)
     shutil.rmtree(runs / "one" / "checkpoint")
-    source = read_source(runs / "one")
+    source = read_table_input(runs / "one")
     assert set(source.scores) == {"train", "valid"} and "another model" in source.faults["test"]
 
 

@@ -11,12 +11,12 @@ from afterdrop.errors import DataError, FileError
 from afterdrop.family.member import AMC, DET, Member
 from afterdrop.reproduce.tables import published
 from afterdrop.reproduce.tables.frequency_bands import PAPER, parse_band, suitable_bands
-from afterdrop.reproduce.tables.source import RunSource
 from afterdrop.reproduce.tables.table1_multiplier import multiplier_table
 from afterdrop.reproduce.tables.table2_members import members_table
 from afterdrop.reproduce.tables.table3_frequency import frequency_table
 from afterdrop.reproduce.tables.table4_temperature import temperature_table
 from afterdrop.reproduce.tables.table5_mask_sharing import kind_of, mask_sharing_table
+from afterdrop.reproduce.tables.table_input import TableInput
 
 COUNTS = torch.tensor([30_000, 6_000, 600, 600, 400, 90, 90, 10, 10, 0])
 
@@ -74,11 +74,11 @@ def test_table_2_averages_runs_that_differ_in_their_seed_only(mnist):
 
 
 def test_table_3_is_the_mean_over_the_targets_of_each_band(ptb, monkeypatch):
-    monkeypatch.setattr(RunSource, "counts", lambda self, folder: COUNTS)
+    monkeypatch.setattr(TableInput, "counts", lambda self, folder: COUNTS)
     table = frequency_table([ptb])
     assert len(table.rows) == len(PAPER)
     scores = ptb.scores["valid"]
-    at = COUNTS[scores.tensors["targets"]]
+    at = COUNTS[scores.targets]
     rare = at < 500
     row = next(r for r in table.rows if ": < 500," in r.label)
     expected = [scores.values(m).whole[rare].mean().item() for m in published.members("arithmetic")]
@@ -92,10 +92,10 @@ def test_table_3_is_the_mean_over_the_targets_of_each_band(ptb, monkeypatch):
 
 
 def test_table_3_says_which_part_of_the_gain_is_in_rare_targets(ptb, monkeypatch):
-    monkeypatch.setattr(RunSource, "counts", lambda self, folder: COUNTS)
+    monkeypatch.setattr(TableInput, "counts", lambda self, folder: COUNTS)
     table = frequency_table([ptb])
     scores = ptb.scores["valid"]
-    rare = COUNTS[scores.tensors["targets"]] < 500
+    rare = COUNTS[scores.targets] < 500
     gap = scores.values(AMC).whole - scores.values(DET).whole
     note = next(text for text in table.notes if text.startswith("ptb-1, valid: "))
     assert f"{100 * rare.double().mean():.0f} % of the targets are < 500" in note
@@ -107,7 +107,7 @@ def test_table_3_says_which_part_of_the_gain_is_in_rare_targets(ptb, monkeypatch
 
 
 def test_table_3_takes_other_bands_and_says_which_are_empty(ptb, monkeypatch):
-    monkeypatch.setattr(RunSource, "counts", lambda self, folder: COUNTS)
+    monkeypatch.setattr(TableInput, "counts", lambda self, folder: COUNTS)
     table = frequency_table([ptb], [parse_band("5-20"), parse_band("> 40000")])
     assert [row.label.split(",")[0] for row in table.rows] == ["ptb-1: 5-20", "ptb-1: > 40000"]
     assert line(table.rows[1], "ours") == [None] * 10
@@ -115,7 +115,7 @@ def test_table_3_takes_other_bands_and_says_which_are_empty(ptb, monkeypatch):
 
 
 def test_table_3_serves_classifiers_by_class_frequency(mnist, monkeypatch):
-    monkeypatch.setattr(RunSource, "counts", lambda self, folder: COUNTS)
+    monkeypatch.setattr(TableInput, "counts", lambda self, folder: COUNTS)
     table = frequency_table([mnist])
     assert [row.label.split(",")[0] for row in table.rows] == ["mnist-1: > 90", "mnist-1: < 91"]
 

@@ -7,7 +7,7 @@ import tyro
 from tyro.conf import Positional
 
 from afterdrop.cli.options import OptionalPath
-from afterdrop.report.run import read_run
+from afterdrop.report.report_input import read_input
 
 
 def compare(
@@ -35,7 +35,7 @@ def compare(
     """
     from afterdrop.report.comparison_page import write_comparison  # needs matplotlib
 
-    page = write_comparison([read_run(run, split, None, data) for run in runs], out)
+    page = write_comparison([read_input(run, split, None, data) for run in runs], out)
     print(f"Wrote {out}.")
     print(page.headline)
     for line in page.missing:

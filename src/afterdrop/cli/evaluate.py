@@ -1,7 +1,5 @@
 """afterdrop evaluate: scores of every member of the family."""
 
-import dataclasses
-from pathlib import Path
 from typing import Annotated, Literal
 
 import tyro
@@ -11,15 +9,12 @@ from afterdrop.cli.options import OptionalInt, OptionalPath, OptionalRange, Opti
 from afterdrop.cli.resolve import resolve_batches, resolve_model
 from afterdrop.cli.torchrun import shared_evaluation
 from afterdrop.errors import DataError, FileError
-from afterdrop.evaluation.api import Settings, run_evaluation
-from afterdrop.evaluation.passes import Reader
+from afterdrop.evaluation.loop import Execution, run_evaluation
+from afterdrop.evaluation.request import Request
 from afterdrop.family.member import Grid
 from afterdrop.masks.uniforms import Plan
-from afterdrop.runs.chosen import is_run, parts_path
-from afterdrop.runs.folder import scores_path
-from afterdrop.runs.trained import evaluate_run
-from afterdrop.selection.text_tables import family_table
-from afterdrop.train import load_model
+from afterdrop.runs import Run
+from afterdrop.selection import family_table
 
 
 def evaluate(
@@ -40,6 +35,7 @@ def evaluate(
     rates: tuple[str, ...] = (),
     noise: tuple[str, ...] = (),
     batch_dim: int = 0,
+    class_dim: int = -1,
     ignore_index: int = -100,
     window: OptionalInt = None,
     stripes: int = 1,
@@ -57,7 +53,7 @@ def evaluate(
 
     Takes a run folder of afterdrop train, or your own model and batches by import path, runs the
     model with dropout under control, and writes RUN/scores/SPLIT.safetensors. Interrupted, the
-    same command goes on where it was.
+    same command resumes where it stopped.
 
     For example:
       afterdrop evaluate runs/ptb
@@ -70,7 +66,7 @@ def evaluate(
             the name builtin:digits. Not with a run folder, which knows its data.
         out: The run folder that gets the scores; needed with an import path.
         split: Name of the data. Scores of "test" cannot be used to select.
-        limit: Of a run's data: the first so many tokens or images only.
+        limit: Runs: number of leading tokens or images of the split to evaluate.
         num_samples: Mask samples K, even.
         alphas: Powers of the mean, 0 (geometric) to 1 (arithmetic).
         multipliers: Factors on every dropout rate, 0 (deterministic) to 1.
@@ -82,23 +78,24 @@ def evaluate(
         rates: Attributes that hold rates of masks the model draws itself, as in encoder.dropoute.
         noise: Modules whose random draws are not dropout and stay off.
         batch_dim: Batch dimension of inputs, targets and logits.
-        ignore_index: Targets that do not count.
-        window: Texts: tokens a window; by default that of training.
-        stripes: Texts: shares that start from a zero state; 1 is the exact stream, more are faster.
+        class_dim: Class dimension of the logits, such as 1 for [B, V, height, width].
+        ignore_index: Targets with this value do not count.
+        window: Texts: tokens per window; by default that of training.
+        stripes: Texts: shares that start from a zero state; 1 is the exact stream, more is faster.
         carry: Texts: windows start from the deterministic state, or each sample carries its own.
-        lifetime: Texts: how long masks live that are shared over time.
+        lifetime: Texts: how long a mask that is shared over time lives.
         lamb: Texts: lamb's arithmetic evaluation (temper sample, sampled carry, independent masks).
-        which: The run's best or last weights.
-        data: The folder of the named data sets, if not the one of training.
-        device: Where a run's model is evaluated; a GPU if there is one.
-        memory_mib: Memory for accumulators and activations in MiB.
-        overwrite: Replace scores that are there.
-        quiet: No progress bar and no table.
+        which: Runs: evaluate the best or the last weights.
+        data: Runs: folder of the named data sets, if it has moved since training.
+        device: Runs: device to evaluate on; by default a GPU if any.
+        memory_mib: Memory for accumulators and activations, in MiB.
+        overwrite: Replace existing scores.
+        quiet: Show neither a progress bar nor tables.
     """
-    trained = batches is None and is_run(model)
+    trained = batches is None and Run(model).trained
     if not trained and batches is None:
         raise DataError(
-            f"{model!r} is no folder of afterdrop train; give one, or MODEL DATA --out RUN with "
+            f"{model!r} is not a folder of afterdrop train; give one, or MODEL DATA --out RUN with "
             "import paths"
         )
     if not trained and out is None:
@@ -116,47 +113,43 @@ def evaluate(
     for name, given in of_runs.items():
         if given and not trained:
             raise DataError(f"--{name} is for a folder of afterdrop train, not for your own model")
-    run = Path(model) if out is None else out
-    path = scores_path(run, split)
+    run = Run(model if out is None else out)
+    path = run.layout.scores(split)
     if path.exists() and not overwrite:
         raise FileError(
             f"{path} exists; --overwrite replaces it, another --out or --split keeps it"
         )
     if lamb:
         temper, carry, masks = "sample", "sampled", "iid"
-    settings = Settings(
+    stream = Run(model).stream(window, stripes, carry, lifetime) if trained else None
+    request = Request(
         Grid(alphas, multipliers, temper),
         Plan(num_samples, seed, masks, blocks),
         split,
         rates,
         noise,
-        Reader(batch_dim, ignore_index),
+        batch_dim,
+        class_dim,
+        ignore_index,
         temperatures,
-        memory=None if memory_mib is None else memory_mib * 2**20,
-        resume=parts_path(run, split),
-        progress=not quiet,
-        limit=limit,
+        stream,
+        limit,
     )
-    stream = {"stripes": stripes, "carry": carry, "lifetime": lifetime}
-    if window is not None:
-        if window < 1:
-            raise DataError(f"window={window} must be at least 1 token")
-        stream["time"] = window
+    memory, parts = None if memory_mib is None else memory_mib * 2**20, run.layout.parts(split)
     asked = device if trained else device or "cpu"  # a user's own model stays where it is
-    with shared_evaluation(asked, parts_path(run, split)) as (where, ranks):
-        settings = dataclasses.replace(settings, ranks=ranks)
+    with shared_evaluation(asked, parts) as (where, ranks):
+        execution = Execution(0, memory, parts, not quiet, ranks)
         if trained:
-            loaded = load_model(model, which, device=where)
-            scores = evaluate_run(loaded, split, settings, stream, data)
+            scores = Run(model).evaluate(request, execution, which=which, device=where, folder=data)
         else:
             assert batches is not None
             found = resolve_batches(batches, split)
-            scores = run_evaluation(resolve_model(model), found, settings)
+            scores = run_evaluation(resolve_model(model), found, request, execution)
     if not ranks.first:
         return
-    scores.save(path)
+    run.save_scores(scores)
     if not quiet:
         print(family_table(scores, tuned=False))
         print()
         print(family_table(scores, tuned=True))
-        print(f"\nWrote {path}." + f" Next: afterdrop select {run}" * (split != "test"))
+        print(f"\nWrote {path}." + f" Next: afterdrop select {run.path}" * (split != "test"))

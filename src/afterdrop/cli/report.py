@@ -9,8 +9,8 @@ from tyro.conf import Positional
 from afterdrop.cli.options import OptionalPath
 from afterdrop.errors import FileError
 from afterdrop.report.prose import certainty, headline
-from afterdrop.report.run import is_study, read_run
-from afterdrop.runs.folder import scores_path
+from afterdrop.report.report_input import is_study, read_input
+from afterdrop.runs import Run
 
 
 def report(
@@ -49,10 +49,10 @@ def report(
 
         print(f"Wrote {write_study(read_result(run), run, out)}.")
         return
-    if split != "valid" and not scores_path(run, split).exists():  # the page would be empty
+    if split != "valid" and split not in Run(run).splits:  # the page would be empty
         raise FileError(f"{run} has no scores of the split {split!r}")
-    found = read_run(run, split, classes, data)
-    path = run / "report.html" if out is None else out
+    found = read_input(run, split, classes, data)
+    path = Run(run).layout.report if out is None else out
     outcome = write_report(found, path)
     print(f"Wrote {path}.")
     if outcome is not None:

@@ -6,7 +6,7 @@ import tyro
 from tyro.conf import Positional
 
 from afterdrop.cli.resolve import resolve_batches, resolve_model
-from afterdrop.evaluation.passes import call
+from afterdrop.evaluation.batches import call
 from afterdrop.masks.sites import Sites, find_sites
 
 

@@ -8,11 +8,8 @@ from torch import Tensor
 
 from afterdrop.data import TextSet
 from afterdrop.errors import DataError
-from afterdrop.evaluation.engines.text import StreamSettings
-from afterdrop.models import LanguageModel
-from afterdrop.runs.chosen import load_chosen
-from afterdrop.runs.folder import load_choice
-from afterdrop.selection.stream_predictor import StreamPredictor
+from afterdrop.runs import Run
+from afterdrop.selection import StreamPredictor
 from afterdrop.train.device import choose_device
 
 
@@ -35,17 +32,15 @@ class Stream:
 
 
 def open_stream(
-    run: Path, num_samples: int | None, data: Path | None, device: str | None
+    path: Path, num_samples: int | None, data: Path | None, device: str | None
 ) -> Stream:
     """Opens the chosen member of a run as it was evaluated."""
-    member, notes = load_choice(run)
-    loaded = load_chosen(run, notes, choose_device(device))
+    run = Run.open(path)
+    stream = run.choice.request.stream
+    loaded = run.load(device=choose_device(device))
     text = loaded.load_data(data)
-    if not isinstance(loaded.model, LanguageModel) or not isinstance(text, TextSet):
-        raise DataError(f"{run} holds a classifier; this verb is for language models")
-    stream = StreamSettings(**notes["stream"])
-    samples = num_samples or notes["num_samples"]
-    predictor = StreamPredictor(
-        loaded.model, member, samples, notes["seed"], stream, notes["masks"]
-    )
-    return Stream(predictor, text, stream.time)
+    if stream is None or not isinstance(text, TextSet):
+        raise DataError(f"{path} holds a classifier; this verb is for language models")
+    predictor = run.choice.predictor(loaded.model, num_samples=num_samples)
+    assert isinstance(predictor, StreamPredictor)
+    return Stream(predictor, text, stream.window)

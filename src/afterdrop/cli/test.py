@@ -1,6 +1,5 @@
 """afterdrop test: the chosen member on test data, once."""
 
-import dataclasses
 from pathlib import Path
 from typing import Annotated
 
@@ -10,16 +9,11 @@ from tyro.conf import Positional
 from afterdrop.cli.options import OptionalInt, OptionalPath, OptionalText
 from afterdrop.cli.torchrun import shared_evaluation
 from afterdrop.errors import FileError
-from afterdrop.evaluation.api import Settings
-from afterdrop.family.member import DET, Grid
+from afterdrop.evaluation.loop import Execution
+from afterdrop.family.member import DET
 from afterdrop.family.presentation import presentation
-from afterdrop.masks.uniforms import Plan
-from afterdrop.models import LanguageModel
-from afterdrop.runs.chosen import load_chosen, parts_path
-from afterdrop.runs.folder import load_choice, scores_path
-from afterdrop.runs.trained import evaluate_run
-from afterdrop.selection.text_tables import summary_table
-from afterdrop.train.folder import RunFolder
+from afterdrop.runs import Run
+from afterdrop.selection import summary_table
 
 
 def test(
@@ -34,7 +28,7 @@ def test(
 ) -> None:
     """Evaluate the chosen member on test data, beside deterministic evaluation.
 
-    Nothing is fitted here: the member and the temperatures come from RUN/member.json, which
+    Nothing is fitted here: the member and the temperatures come from RUN/choice.json, which
     afterdrop select wrote from validation scores. Writes RUN/scores/test.safetensors.
 
     For example:
@@ -50,36 +44,33 @@ def test(
         overwrite: Replace scores that are there.
         quiet: No progress bar.
     """
-    member, notes = load_choice(run)
-    if split in ("train", notes["split"]):
+    folder = Run.open(run)
+    choice = folder.choice
+    if split in ("train", choice.request.split):
         raise FileError(
             f"split={split!r} would replace scores that were trained or chosen on; give another, "
             "such as test"
         )
-    path = scores_path(run, split)
+    path, parts = folder.layout.scores(split), folder.layout.parts(split)
+    if not folder.trained:
+        raise FileError(
+            f"{run} holds scores of your own model, which cannot be loaded from here; for test "
+            f"data: afterdrop evaluate MODEL DATA --out {run} --split test"
+        )
     if path.exists() and not overwrite:
         raise FileError(f"{path} exists: test data were used already; --overwrite does it again")
-    settings = Settings(
-        Grid((member.alpha,), (0.0, member.multiplier), member.temper),
-        Plan(num_samples or notes["num_samples"], notes["seed"], notes["masks"]),
-        split,
-        # The bracket of the choice: the test data's own need not hold the chosen temperatures.
-        temperatures=tuple(notes["temperatures"]) if "temperatures" in notes else None,
-        resume=parts_path(run, split),
-        progress=not quiet,
-    )
-    with shared_evaluation(device, parts_path(run, split)) as (where, ranks):
-        settings = dataclasses.replace(settings, ranks=ranks)
-        loaded = load_chosen(run, notes, where)
-        scores = evaluate_run(loaded, split, settings, notes["stream"], data)
+    with shared_evaluation(device, parts) as (where, ranks):
+        execution = Execution(resume=parts, progress=not quiet, ranks=ranks)
+        request = choice.test_request(split, num_samples)
+        scores = folder.evaluate(request, execution, device=where, folder=data)
     if not ranks.first:
         return
-    scores.save(path)
-    tempered = DET.at_temperature(notes["deterministic_temperature"])
-    members = list(dict.fromkeys([DET, tempered, member]))
+    folder.save_scores(scores)
+    member = choice.member
+    members = list(dict.fromkeys([DET, choice.deterministic, member]))
     print(summary_table(scores, members))
-    if isinstance(loaded.model, LanguageModel):
-        shown = presentation(RunFolder(run).read_config()[1]["unit"])
+    if choice.request.stream is not None:
+        shown = presentation(folder.unit)
         values = (shown.show(scores.xe(m).value) for m in members)
         print(f"{shown.name}: {', '.join(f'{value:.{shown.digits}f}' for value in values)}")
     difference = scores.difference(member, DET)

@@ -9,9 +9,9 @@ from tyro.conf import Positional, UseAppendAction
 from afterdrop.cli.options import OptionalFloat, OptionalInt, OptionalPath, OptionalText
 from afterdrop.cli.train import parse_setting
 from afterdrop.errors import ExtraError
-from afterdrop.tune.tuning_objective import Objective
-from afterdrop.tune.study_settings import plan_study
 from afterdrop.tune.search_space import Axis
+from afterdrop.tune.study_settings import plan_study
+from afterdrop.tune.tuning_objective import Objective
 
 
 def tune(

@@ -13,18 +13,14 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 from afterdrop.errors import MemberError
-from afterdrop.files import read_json, write_json
 
 Temper = Literal["mean", "sample"]
 TEMPERS: tuple[Temper, ...] = ("mean", "sample")
 
 GEOMETRIC = 1e-12  # smaller powers differ from the geometric mean by less than rounding
-
-_KIND, _VERSION = "afterdrop-member", 1
 
 
 def _number(name: str, value: Any) -> float:
@@ -133,34 +129,6 @@ class Member:
     def at_temperature(self, temperature: float) -> "Member":
         """The same member at another temperature."""
         return dataclasses.replace(self, temperature=temperature)
-
-    def save(self, path: str | Path, notes: dict[str, Any] | None = None) -> None:
-        """Writes the member as JSON, atomically.
-
-        Args:
-            path: The file.
-            notes: JSON values to keep beside it, such as the protocol it was chosen under.
-        """
-        write_json(path, _KIND, _VERSION, {**dataclasses.asdict(self), "notes": notes or {}})
-
-    @classmethod
-    def load(cls, path: str | Path) -> "Member":
-        """Reads a member that `save` wrote.
-
-        Raises:
-            FileError: If the file is missing, truncated, of another kind or of another version.
-            MemberError: If a value lies outside its domain.
-        """
-        record = read_json(path, _KIND, _VERSION)
-        names = {field.name for field in dataclasses.fields(cls)}
-        if not names <= set(record):
-            raise MemberError(f"{path} lacks {sorted(names - set(record))}; it is not a member")
-        return cls(**{name: record[name] for name in names})
-
-    @staticmethod
-    def load_notes(path: str | Path) -> dict[str, Any]:
-        """Reads the notes that `save` wrote beside a member."""
-        return dict(read_json(path, _KIND, _VERSION).get("notes", {}))
 
     def __repr__(self) -> str:
         parts = [f"alpha={self.alpha:g}", f"multiplier={self.multiplier:g}"]

@@ -7,7 +7,15 @@ not load it: `afterdrop.report.figures`, `run_page` (`write_report`), `compariso
 """
 
 from afterdrop.report.prose import certainty, headline
-from afterdrop.report.run import Run, is_study, read_run
+from afterdrop.report.report_input import ReportInput, is_study, read_input
 from afterdrop.report.run_outcome import Outcome, find_outcome
 
-__all__ = ["Outcome", "Run", "certainty", "find_outcome", "headline", "is_study", "read_run"]
+__all__ = [
+    "Outcome",
+    "ReportInput",
+    "certainty",
+    "find_outcome",
+    "headline",
+    "is_study",
+    "read_input",
+]

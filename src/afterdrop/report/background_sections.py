@@ -1,14 +1,15 @@
 """Sections on the model, its training, the evaluation protocol, and how to reproduce them."""
 
+import dataclasses
 from typing import Any
 
-from afterdrop.evaluation.protocol import Protocol
-from afterdrop.evaluation.scores.scores import Scores
+from afterdrop.evaluation import Scores
+from afterdrop.evaluation.request import Protocol
 from afterdrop.report import figures
 from afterdrop.report.figure_sections import picture
 from afterdrop.report.page_elements import PageTable, Section
 from afterdrop.report.prose import number
-from afterdrop.report.run import Run
+from afterdrop.report.report_input import ReportInput
 from afterdrop.report.shell_commands import repeat_commands
 
 _STREAM = {
@@ -19,7 +20,7 @@ _STREAM = {
 }
 
 
-def trained_section(run: Run) -> Section:
+def trained_section(run: ReportInput) -> Section:
     """The model, its data and its dropout sites."""
     section = Section("trained", "The model")
     if run.config is None:
@@ -42,7 +43,7 @@ def trained_section(run: Run) -> Section:
     return section
 
 
-def _trained(run: Run) -> list[tuple[str, str]]:
+def _trained(run: ReportInput) -> list[tuple[str, str]]:
     config, facts = run.config, run.facts
     assert config is not None
     data = facts.get("data", {})
@@ -80,7 +81,7 @@ def _count(value: Any) -> str | None:
     return f"{value:,}" if isinstance(value, int) else None
 
 
-def training_section(run: Run) -> Section:
+def training_section(run: ReportInput) -> Section:
     """Loss and validation cross entropy during training."""
     section = Section("training", "Training curves")
     if len(run.metrics) > 1:
@@ -106,7 +107,7 @@ def fit_section(train: Scores) -> Section:
     if not train.protocol.grid.stochastic:
         return Section("fit", "Fit to the training data")
     targets = f"{train.num_targets:,} targets"
-    if train.protocol.limit is not None:
+    if train.request.limit is not None:
         targets = f"the first {targets}"
     return Section(
         "fit",
@@ -129,16 +130,17 @@ def fit_section(train: Scores) -> Section:
 
 def protocol_section(protocol: Protocol, targets: int, examples: int) -> Section:
     """Everything that the numbers depend on, as recorded with the scores."""
-    grid, plan = protocol.grid, protocol.plan
+    grid, plan, request = protocol.grid, protocol.plan, protocol.request
+    stream = {} if request.stream is None else dataclasses.asdict(request.stream)
     names = {
         "lhs": "Latin hypercube",
         "iid": "independent",
         "antithetic": "antithetic pairs",
     }
     where = {"mean": "the averaged distribution", "sample": "each sample before averaging"}
-    part = "" if protocol.limit is None else " (the beginning of the split)"
+    part = "" if protocol.request.limit is None else " (the beginning of the split)"
     rows = [
-        ("split", protocol.split),
+        ("split", protocol.request.split),
         ("targets", f"{targets:,} in {examples:,} examples{part}"),
         ("mask samples, K", str(plan.num_samples)),
         ("masks", f"{names.get(plan.scheme, plan.scheme)}, {plan.blocks} independent blocks"),
@@ -149,7 +151,7 @@ def protocol_section(protocol: Protocol, targets: int, examples: int) -> Section
         ("temperature acts on", where[grid.temper]),
         ("temperature range", f"{protocol.low:g} to {protocol.high:g}"),
         ("classes", f"{protocol.num_classes:,}"),
-        *((_STREAM.get(name, name), str(value)) for name, value in protocol.stream),
+        *((_STREAM.get(name, name), str(value)) for name, value in stream.items()),
         ("randomness disabled", ", ".join(" ".join(entry) for entry in protocol.off) or "none"),
         ("fingerprint of the weights", protocol.fingerprint),
     ]
@@ -158,7 +160,7 @@ def protocol_section(protocol: Protocol, targets: int, examples: int) -> Section
     )
 
 
-def commands_section(run: Run) -> Section:
+def commands_section(run: ReportInput) -> Section:
     """The commands that reproduce the run and this report."""
     section = Section("repeat", "How to reproduce this", commands=repeat_commands(run))
     if run.scores is not None and run.config is None:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from afterdrop.errors import ScoresError
-from afterdrop.evaluation.scores.scores import Scores
+from afterdrop.evaluation import Scores
 from afterdrop.family.member import Member
 from afterdrop.report.figure_style import (
     Axes,

@@ -15,8 +15,8 @@ from afterdrop.report.figure_sections import picture
 from afterdrop.report.figure_style import styled
 from afterdrop.report.page_elements import Page, PageTable, Picture, Section
 from afterdrop.report.prose import number, signed, split_name, verdict, with_error
+from afterdrop.report.report_input import ReportInput
 from afterdrop.report.result_section import member_label
-from afterdrop.report.run import Run
 from afterdrop.report.run_outcome import Outcome, find_outcome
 from afterdrop.report.run_page import make_sections, render
 
@@ -26,11 +26,11 @@ class Entry:
     """A run, its name on the page, and its outcome if it has one."""
 
     name: str
-    run: Run
+    run: ReportInput
     outcome: Outcome | None
 
 
-def write_comparison(runs: list[Run], path: Path) -> Page:
+def write_comparison(runs: list[ReportInput], path: Path) -> Page:
     """Writes the page that compares runs, replacing the file atomically, and returns it.
 
     Raises:
@@ -63,7 +63,7 @@ def write_comparison(runs: list[Run], path: Path) -> Page:
     return page
 
 
-def _names(runs: list[Run]) -> list[str]:
+def _names(runs: list[ReportInput]) -> list[str]:
     """The names of the folders if they are distinct, otherwise their paths."""
     short_names = [run.name for run in runs]
     return short_names if len(set(short_names)) == len(runs) else [str(run.path) for run in runs]
@@ -72,7 +72,7 @@ def _names(runs: list[Run]) -> list[str]:
 def _same_data(scored: list[tuple[str, Outcome]]) -> bool:
     first = scored[0][1].scores
     return all(
-        torch.equal(first.tensors["targets"], o.scores.tensors["targets"])
+        torch.equal(first.targets, o.scores.targets)
         and torch.equal(first.clusters, o.scores.clusters)
         for _, o in scored
     )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from afterdrop.evaluation.scores.scores import Scores
+from afterdrop.evaluation import Scores
 from afterdrop.family.calibration import risk_coverage
 from afterdrop.family.member import Member
 from afterdrop.report.figure_style import Axes, axes, colour, legend, line_style, plain, series

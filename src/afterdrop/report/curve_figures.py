@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from afterdrop.evaluation.scores.scores import Scores
+from afterdrop.evaluation import Scores
 from afterdrop.family.member import DET, Member
 from afterdrop.report.figure_style import (
     Axes,

@@ -2,7 +2,7 @@
 
 import math
 
-from afterdrop.evaluation.scores.scores import Scores
+from afterdrop.evaluation import Scores
 from afterdrop.family.member import DET, Member
 from afterdrop.report import figures
 from afterdrop.report.figure_style import Axes

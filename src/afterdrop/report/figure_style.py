@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from afterdrop.errors import ExtraError, ScoresError
-from afterdrop.evaluation.scores.scores import Scores
+from afterdrop.evaluation import Scores
 from afterdrop.family.member import Member
 
 try:

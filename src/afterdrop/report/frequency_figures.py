@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from afterdrop.errors import ScoresError
-from afterdrop.evaluation.scores.scores import Scores
+from afterdrop.evaluation import Scores
 from afterdrop.family.member import DET, Member
 from afterdrop.report.figure_style import (
     Axes,

@@ -2,7 +2,7 @@
 
 import torch
 
-from afterdrop.evaluation.scores.scores import Scores
+from afterdrop.evaluation import Scores
 from afterdrop.family.member import DET, Member
 from afterdrop.report import figures
 from afterdrop.report.class_counts import Classes, shown_name
@@ -74,7 +74,7 @@ def _by_frequency(outcome: Outcome, classes: Classes) -> list[Picture]:
 def _largest_changes(scores: Scores, member: Member, classes: Classes) -> PageTable:
     """The classes that contribute most to the gain, and those that reduce it most."""
     gains = scores.values(DET).whole - scores.values(member).whole
-    targets, size = scores.tensors["targets"], scores.protocol.num_classes
+    targets, size = scores.targets, scores.protocol.num_classes
     total = torch.zeros(size, dtype=torch.float64).index_add_(0, targets, gains)
     seen = targets.bincount(minlength=size)
     order = total.nan_to_num().argsort(descending=True, stable=True).tolist()

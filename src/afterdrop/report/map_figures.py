@@ -2,7 +2,7 @@
 
 import math
 
-from afterdrop.evaluation.scores.scores import Scores
+from afterdrop.evaluation import Scores
 from afterdrop.family.member import Member
 from afterdrop.report.figure_style import Axes, Rectangle, axes, colour
 

@@ -2,13 +2,13 @@
 
 import math
 
-from afterdrop.evaluation.scores.scores import Scores
+from afterdrop.evaluation import Scores
 from afterdrop.family.member import DET, Member
 from afterdrop.family.presentation import presentation
 from afterdrop.report.page_elements import Card, PageTable, Section
 from afterdrop.report.prose import describe, number, signed, split_name, with_error
 from afterdrop.report.run_outcome import Outcome
-from afterdrop.selection.choice import Selection
+from afterdrop.selection import Choice
 
 _SHOWN = 8  # candidates listed in the ranking
 
@@ -103,7 +103,7 @@ def _summary(scores: Scores, members: dict[str, Member], chosen: Member, unit: s
         xe = scores.xe(member)
         row = [name, number(xe.value), number(xe.error)]
         row += [number(scores.accuracy(member).value), number(scores.brier(member).value)]
-        row.append(number(scores.ece(member)))
+        row.append(number(scores.ece(member).value))
         if shown.name != "XE":
             row.append(number(shown.show(xe.value), shown.digits))
         rows.append(tuple(row))
@@ -116,7 +116,7 @@ def _summary(scores: Scores, members: dict[str, Member], chosen: Member, unit: s
     )
 
 
-def _ranking_table(outcome: Outcome, selection: Selection) -> PageTable:
+def _ranking_table(outcome: Outcome, selection: Choice) -> PageTable:
     ranking = list(enumerate(selection.ranking, 1))
     shown = ranking[:_SHOWN]
     wanted = (DET, outcome.tempered, outcome.member)
@@ -140,7 +140,7 @@ def _ranking_table(outcome: Outcome, selection: Selection) -> PageTable:
     )
 
 
-def _recurrence_table(selection: Selection) -> PageTable:
+def _recurrence_table(selection: Choice) -> PageTable:
     rows = [
         (
             f"{100 * share:.0f} %",

@@ -4,11 +4,11 @@ import math
 from dataclasses import dataclass
 
 from afterdrop.errors import AfterdropError
-from afterdrop.evaluation.scores.scores import Scores
+from afterdrop.evaluation import Scores
 from afterdrop.family.estimates import Estimate
 from afterdrop.family.member import DET, Member
-from afterdrop.report.run import Run
-from afterdrop.selection.choice import Selection, select
+from afterdrop.report.report_input import ReportInput
+from afterdrop.selection import Choice, select
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Outcome:
     scores: Scores
     member: Member
     tempered: Member
-    selection: Selection | None
+    selection: Choice | None
     gain: Estimate
     test: Scores | None
     test_gain: Estimate | None
@@ -55,7 +55,7 @@ class Outcome:
         return -self.scores.difference(self.tempered, DET).value / self.gain.value
 
 
-def find_outcome(run: Run, *, checks: bool = True) -> Outcome | None:
+def find_outcome(run: ReportInput, *, checks: bool = True) -> Outcome | None:
     """The outcome of a run, or None if there are no usable scores.
 
     Args:
@@ -68,14 +68,15 @@ def find_outcome(run: Run, *, checks: bool = True) -> Outcome | None:
         return None
     finite = all(math.isfinite(scores.xe(m).value) for m in scores.members)
     selection = None
-    num_samples = int(run.notes.get("num_samples", scores.num_samples))
+    num_samples = run.choice.num_samples if run.choice else scores.num_samples
     if finite and scores.split.strip().lower() != "test":
         folds, resamples = (5, 200) if checks else (0, 0)
         try:
             selection = select(scores, num_samples=num_samples, folds=folds, resamples=resamples)
         except AfterdropError as error:  # chosen for many fewer samples than there are now
             run.missing.append(f"the ranking of members: {error}")
-    member = run.chosen or (selection.member if selection else None)
+    chosen = run.choice or selection
+    member = chosen.member if chosen else None
     if member is None or not all(math.isfinite(scores.xe(m).value) for m in (member, DET)):
         run.missing.append(
             "the members cannot be ranked, so there is no choice and no gain to report"

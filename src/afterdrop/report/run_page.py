@@ -25,12 +25,12 @@ from afterdrop.report.figure_style import THEME, styled
 from afterdrop.report.frequency_section import frequency_section
 from afterdrop.report.page_elements import Page, Section
 from afterdrop.report.prose import certainty, headline
+from afterdrop.report.report_input import ReportInput
 from afterdrop.report.result_section import cards, summary_section
-from afterdrop.report.run import Run
 from afterdrop.report.run_outcome import Outcome, find_outcome
 
 
-def build_run_page(run: Run) -> tuple[Page, Outcome | None]:
+def build_run_page(run: ReportInput) -> tuple[Page, Outcome | None]:
     """The page of a run as plain data, and its outcome."""
     outcome = find_outcome(run)
     with styled():
@@ -43,7 +43,7 @@ def build_run_page(run: Run) -> tuple[Page, Outcome | None]:
         text = headline(outcome, run.unit)
         text += (
             ""
-            if run.chosen
+            if run.choice
             else " (No choice is saved yet; this is what afterdrop select would choose.)"
         )
     page = Page(
@@ -58,7 +58,7 @@ def build_run_page(run: Run) -> tuple[Page, Outcome | None]:
     return page, outcome
 
 
-def _makers(run: Run, outcome: Outcome | None) -> list[Callable[[], Section]]:
+def _makers(run: ReportInput, outcome: Outcome | None) -> list[Callable[[], Section]]:
     """Functions that make the sections, in order; those whose input is missing are left out."""
     scores, train = run.scores, run.train
     makers: list[Callable[[], Section]] = []
@@ -119,11 +119,11 @@ def render(page: Page) -> str:
     return environment.get_template("page.html.jinja").render(page=page, theme=THEME)
 
 
-def write_report(run: Run, path: Path) -> Outcome | None:
+def write_report(run: ReportInput, path: Path) -> Outcome | None:
     """Writes the report of a run, replacing the file atomically.
 
     Args:
-        run: The run, from `read_run`.
+        run: The run, from `read_input`.
         path: The HTML file.
 
     Returns:

@@ -1,21 +1,22 @@
 """The shell commands that reproduce a run, from what its files record."""
 
+import dataclasses
 import json
 import shlex
 from typing import Any
 
 from afterdrop import recipes
 from afterdrop.data import names as data_names
-from afterdrop.evaluation.protocol import Protocol
+from afterdrop.evaluation.request import Protocol
 from afterdrop.family.member import Grid
 from afterdrop.family.temperature import SPAN
-from afterdrop.report.run import Run
+from afterdrop.report.report_input import ReportInput
 from afterdrop.train.config import TrainConfig
 
 _LISTS = ("alphas", "multipliers", "temperatures")  # options that take several numbers
 
 
-def repeat_commands(run: Run) -> list[str]:
+def repeat_commands(run: ReportInput) -> list[str]:
     """The commands that reproduce this run and its report, in order."""
     path = shlex.quote(str(run.path))
     lines = [] if run.config is None else [_train(run.config, path)]
@@ -26,7 +27,7 @@ def repeat_commands(run: Run) -> list[str]:
         if scores is not None
     ]
     if run.scores is not None:
-        samples = run.notes.get("num_samples", run.scores.num_samples)
+        samples = run.choice.num_samples if run.choice else run.scores.num_samples
         extra = f" --num-samples {samples}" if samples != run.scores.num_samples else ""
         split = f" --split {shlex.quote(run.split)}" if run.split != "valid" else ""
         lines.append(f"afterdrop select {path}{split}{extra}")
@@ -80,10 +81,10 @@ def _evaluate(protocol: Protocol, path: str, *, trained: bool) -> str:
     start = f"afterdrop evaluate {path}"
     if not trained:
         start = f"afterdrop evaluate pkg.module:load_model pkg.module:batches --out {path}"
-    stream = dict(protocol.stream)
+    request, stream = protocol.request, protocol.request.stream
     options = {
-        "split": protocol.split,
-        "limit": protocol.limit,
+        "split": request.split,
+        "limit": request.limit,
         "num-samples": plan.num_samples,
         "alphas": _joined(grid.alphas),
         "multipliers": _joined(grid.multipliers),
@@ -92,10 +93,12 @@ def _evaluate(protocol: Protocol, path: str, *, trained: bool) -> str:
         "masks": plan.scheme,
         "blocks": plan.blocks,
         "seed": plan.seed,
-        "window": stream.get("time"),
-        "stripes": stream.get("stripes"),
-        "carry": stream.get("carry"),
-        "lifetime": stream.get("lifetime"),
+        "batch-dim": request.batch_dim,
+        "class-dim": request.class_dim,
+        "ignore-index": request.ignore_index,
+        "rates": " ".join(map(shlex.quote, request.rates)) or None,
+        "noise": " ".join(map(shlex.quote, request.noise)) or None,
+        **({} if stream is None else dataclasses.asdict(stream)),
     }
     defaults: dict[str, Any] = {
         "split": "valid",
@@ -104,6 +107,9 @@ def _evaluate(protocol: Protocol, path: str, *, trained: bool) -> str:
         "masks": "lhs",
         "blocks": 2,
         "seed": 0,
+        "batch-dim": 0,
+        "class-dim": -1,
+        "ignore-index": -100,
     }
     defaults |= {"alphas": _joined(Grid().alphas), "multipliers": _joined(Grid().multipliers)}
     shown = [

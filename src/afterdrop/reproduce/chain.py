@@ -15,19 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from afterdrop.errors import AfterdropError, FileError
-from afterdrop.evaluation.api import Settings
-from afterdrop.evaluation.scores.scores import Scores
+from afterdrop.evaluation import Request, Scores
+from afterdrop.evaluation.loop import Execution
 from afterdrop.family.member import Grid
 from afterdrop.files import read_json, write_json
 from afterdrop.masks.uniforms import Plan
 from afterdrop.reproduce.jobs import MASKS, ChainJob
-from afterdrop.runs.chosen import parts_path
-from afterdrop.runs.folder import load_scores, member_path, save_choice, scores_path
-from afterdrop.runs.trained import evaluate_run
-from afterdrop.selection.choice import select
-from afterdrop.train import TrainConfig, load_model
+from afterdrop.runs import Run
+from afterdrop.selection import select
+from afterdrop.train import TrainConfig
 from afterdrop.train import run as train_run
-from afterdrop.train.folder import RunFolder
 from afterdrop.train.shorten import shorten
 
 TRAINING = 0.65  # share of a job's time
@@ -73,7 +70,7 @@ class Chain:
             except AfterdropError as error:
                 faults.append(f"{job.name}: {error}")
                 self.say(f"  failed: {error}")
-            if (self.path(job) / "config.json").exists():
+            if Run(self.path(job)).trained:
                 runs.append(self.path(job))
         return runs, faults
 
@@ -111,10 +108,10 @@ class Chain:
             self._write_plan(plans)
         for split, share in SPLITS.items():
             self._evaluate(job, split, (1 - TRAINING) * seconds * share, plans)
-        if not job.masks and not member_path(folder).exists():
-            scores = load_scores(folder, "valid")
-            choice = select(scores, resamples=0)
-            save_choice(folder, scores, choice)
+        run = Run(folder)
+        if not job.masks and not run.has_choice:
+            choice = select(run.scores("valid"), resamples=0)
+            run.save_choice(choice)
             self.say(str(choice))
 
     def _fit_intervals(self, job: ChainJob, seconds: float) -> dict[str, int]:
@@ -125,7 +122,7 @@ class Chain:
         result = train_run(config, probe, data=self.data, device=self.device, progress=False)
         if not result.finished:
             raise KeyboardInterrupt
-        _, first, second = RunFolder(probe).read_metrics()  # the first interval is the warm-up
+        _, first, second = Run(probe).metrics  # the first interval is the warm-up
         shutil.rmtree(probe)
         objective = job.config.objective
         step = objective.batch_size * (objective.window or 1) / second["targets_per_second"]
@@ -133,57 +130,47 @@ class Chain:
         return fit_intervals(job.config, seconds, step, max(validation, step))
 
     def _evaluate(self, job: ChainJob, split: str, seconds: float, plans: dict[str, Any]) -> None:
-        folder = self.path(job)
-        path = scores_path(folder, split)
-        if path.exists() or (job.masks and split == "train"):
+        run = Run(self.path(job))
+        if split in run.splits or (job.masks and split == "train"):
             return
         limits = plans[job.name].setdefault("limits", {})
-        settings = self._settings(job, split)
+        request = self._request(job, split)
         if job.masks:
             limits[split] = None
         if split not in limits:
-            limits[split] = self._fit_limit(folder, split, settings, seconds)
+            limits[split] = self._fit_limit(run, request, seconds)
             self._write_plan(plans)
-        settings = replace(
-            settings,
-            limit=limits[split],
-            resume=parts_path(folder, split),
-            progress=self.progress,
-        )
-        scores = self._scores(folder, split, settings)
-        scores.save(path)
+        execution = Execution(resume=run.layout.parts(split), progress=self.progress)
+        scores = self._scores(run, replace(request, limit=limits[split]), execution)
+        run.save_scores(scores)
         self.say(f"  {scores}")
 
-    def _settings(self, job: ChainJob, split: str) -> Settings:
+    def _request(self, job: ChainJob, split: str) -> Request:
         """Table 5 is deterministic; Table 1 needs all multipliers, Table 4 both tempers."""
+        stream = Run(self.path(job)).stream()
         if job.masks:
-            return Settings(Grid((0.0,), (0.0,)), Plan(2), split)
+            return Request(Grid((0.0,), (0.0,)), Plan(2), split, stream=stream)
         grid = Grid((0.0, 0.5, 1.0), NINE if split == "test" else Grid().multipliers)
         if split != "train":
             grid = replace(grid, temper="sample")
-        return Settings(grid, Plan(self.num_samples), split)
+        return Request(grid, Plan(self.num_samples), split, stream=stream)
 
-    def _fit_limit(
-        self, folder: Path, split: str, settings: Settings, seconds: float
-    ) -> int | None:
+    def _fit_limit(self, run: Run, request: Request, seconds: float) -> int | None:
         """As many targets as fit, from the time that a few take; None is all."""
-        config = RunFolder(folder).read_config()[0]
-        few = 2 * (config.objective.window or 10)
+        few = 2 * (run.config.objective.window or 10)
         times = [time.perf_counter()]
         for limit in (few, 4 * few):  # the difference is free of what loading takes
-            self._scores(folder, split, replace(settings, limit=limit))
+            self._scores(run, replace(request, limit=limit), Execution())
             times.append(time.perf_counter())
         a_few = max(times[2] - 2 * times[1] + times[0], 1e-3) / 3
         limit = int(few * seconds / a_few)
-        return None if limit >= self._size(folder, split) else max(limit, few)
+        return None if limit >= self._size(run, request.split) else max(limit, few)
 
-    def _scores(self, folder: Path, split: str, settings: Settings) -> Scores:
-        loaded = load_model(folder, device=self.device)
-        return evaluate_run(loaded, split, settings, {}, self.data)
+    def _scores(self, run: Run, request: Request, execution: Execution) -> Scores:
+        return run.evaluate(request, execution, which="best", device=self.device, folder=self.data)
 
-    def _size(self, folder: Path, split: str) -> int:
-        found: Any = load_model(folder).load_data(self.data)
-        part = getattr(found, split)
+    def _size(self, run: Run, split: str) -> int:
+        part = getattr(run.data(self.data), split)
         return len(getattr(part, "labels", part))
 
     def _read_plan(self) -> dict[str, Any]:

@@ -8,14 +8,14 @@ from functools import partial
 from pathlib import Path
 
 from afterdrop.errors import AfterdropError
-from afterdrop.evaluation.scores.scores import Scores
+from afterdrop.evaluation import Scores
 from afterdrop.family.member import DET, Member
 from afterdrop.files import write_atomic
 from afterdrop.report import figures
 from afterdrop.report.figure_style import Axes, styled
 from afterdrop.report.result_section import member_label
 from afterdrop.reproduce.tables.build_tables import read_sources
-from afterdrop.reproduce.tables.source import RunSource
+from afterdrop.reproduce.tables.table_input import TableInput
 
 
 def write_figures(
@@ -48,7 +48,7 @@ def write_figures(
     return written, faults
 
 
-def _figures(source: RunSource, data: Path | None) -> Iterator[tuple[str, Callable[[], Axes]]]:
+def _figures(source: TableInput, data: Path | None) -> Iterator[tuple[str, Callable[[], Axes]]]:
     """Names of figures and what draws them."""
     scores = source.scores.get("valid")
     if scores is None:

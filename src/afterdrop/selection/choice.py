@@ -17,11 +17,11 @@ from afterdrop.files import read_json, write_json
 from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel
 from afterdrop.models.fingerprint import fingerprint
+from afterdrop.run_layout import RunLayout
 from afterdrop.selection.predictor import Predictor
 from afterdrop.selection.stream_predictor import StreamPredictor
 
 Prefer = Literal["best", "cheapest"]
-CHOICE_FILE = "choice.json"
 _KIND, _VERSION = "afterdrop-choice", 1
 
 
@@ -232,7 +232,7 @@ class Choice:
 
 def _file(path: str | Path) -> Path:
     path = Path(path)
-    return path / CHOICE_FILE if path.is_dir() else path
+    return RunLayout(path).choice if path.is_dir() else path
 
 
 def _typed(record: dict[str, Any]) -> dict[str, Any]:

@@ -6,12 +6,12 @@ import json
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from afterdrop.errors import FileError
 from afterdrop.files import read_json, write_atomic, write_json
+from afterdrop.run_layout import RunLayout
 from afterdrop.train.checks import TrainError
 from afterdrop.train.config import TrainConfig, differences
 
@@ -20,35 +20,8 @@ RESUMES: tuple[Resume, ...] = ("auto", "require", "refuse")
 _KIND, _VERSION = "afterdrop-run", 2
 
 
-@dataclass(frozen=True)
-class RunFolder:
-    """The paths of a run and what its files hold.
-
-    Attributes:
-        path: The folder.
-    """
-
-    path: Path
-
-    @property
-    def last(self) -> Path:
-        """The checkpoint to resume from."""
-        return self.path / "checkpoint" / "last.safetensors"
-
-    @property
-    def best(self) -> Path:
-        """The weights with the lowest validation XE."""
-        return self.path / "checkpoint" / "best.safetensors"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON object per validation."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def config(self) -> Path:
-        """The configuration and what the data made of it."""
-        return self.path / "config.json"
+class RunFolder(RunLayout):
+    """A run folder as training writes it."""
 
     def write_config(self, config: TrainConfig, facts: Mapping[str, Any]) -> None:
         """Writes the configuration with facts such as the model's sizes."""
@@ -155,7 +128,7 @@ def locked(path: Path) -> Iterator[RunFolder]:
     made = not path.exists()
     try:
         path.mkdir(parents=True, exist_ok=True)
-        lock = open(path / ".lock", "w")  # noqa: SIM115 (open as long as the lock is held)
+        lock = open(RunLayout(path).lock, "w")  # noqa: SIM115 (open as long as the lock is held)
     except OSError as error:
         raise FileError(f"cannot train in {path}: {error}; give another folder") from error
     with lock:
@@ -166,7 +139,7 @@ def locked(path: Path) -> Iterator[RunFolder]:
             return
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            here = os.stat(path / ".lock")
+            here = os.stat(RunLayout(path).lock)
             if not os.path.samestat(here, os.fstat(lock.fileno())):
                 raise FileExistsError("its lock was cleared away")  # by another process, just now
         except OSError as error:
@@ -182,7 +155,8 @@ def locked(path: Path) -> Iterator[RunFolder]:
 def _clear_away(path: Path, made: bool) -> None:
     """Removes the lock of a folder that holds nothing else, and the folder if made for it."""
     with suppress(OSError):
-        if [entry.name for entry in path.iterdir()] == [".lock"]:
-            (path / ".lock").unlink()
+        lock = RunLayout(path).lock
+        if list(path.iterdir()) == [lock]:
+            lock.unlink()
             if made:
                 path.rmdir()

@@ -210,7 +210,7 @@ def _train(
 ) -> TrainResult:
     schedule = trainer.config.schedule
     spoken = track and trainer.ranks.first
-    tracker = Tracker(folder.path / "tensorboard", trainer.step) if spoken else None
+    tracker = Tracker(folder.tensorboard, trainer.step) if spoken else None
     total = schedule.intervals * schedule.steps_per_interval
     bar = Progress(total, trainer.step, trainer.task.unit, shown=progress)
     message = ""

@@ -14,12 +14,11 @@ from typing import Literal
 import torch
 
 from afterdrop.errors import MemberError, SiteError
-from afterdrop.evaluation.api import Settings
-from afterdrop.evaluation.scores.scores import Scores
+from afterdrop.evaluation import Request, Scores
+from afterdrop.evaluation.loop import Execution
 from afterdrop.family.member import DET, Grid, Member
 from afterdrop.masks.uniforms import Plan
-from afterdrop.runs.trained import evaluate_run
-from afterdrop.train import load_model
+from afterdrop.runs import Run
 from afterdrop.train.checks import check_count, check_one_of
 
 Temperature = Literal["optimal", "plain"]
@@ -100,11 +99,15 @@ class Objective:
             device: Where to evaluate.
             data: The folder of the named data sets.
         """
-        loaded = load_model(run, device=device)
-        settings = Settings(Grid((self.alpha,), (self.multiplier,)), Plan(self.num_samples))
-        stream = {"stripes": loaded.config.validation.rows}
+        folder = Run.open(run)
+        is_text = folder.config.objective.window is not None
+        request = Request(
+            Grid((self.alpha,), (self.multiplier,)),
+            Plan(self.num_samples),
+            stream=folder.stream(stripes=folder.config.validation.rows) if is_text else None,
+        )
         try:
-            scores = evaluate_run(loaded, "valid", settings, stream, data)
+            scores = folder.evaluate(request, Execution(), which="best", device=device, folder=data)
         except SiteError:  # all rates are 0, where every member is the deterministic one
             return replace(self, alpha=0.0, multiplier=0.0).of_run(run, device, data)
         return self.of_scores(scores)

@@ -227,8 +227,8 @@ def _target_means(
 ) -> tuple[dict[float, Tensor], dict[float, Tensor]]:
     """Log power means of the targets' own log-probabilities [M, N, K], at the bounds' powers.
 
-    One peak serves every power and both halves: the best sample of a half is above `LOWEST_MEAN_LOG_P`, and so
-    is its power, relative to the peak, for a float64.
+    One peak serves every power and both halves: the best sample of a half is above
+    `LOWEST_MEAN_LOG_P`, and so is its power, relative to the peak, for a float64.
 
     Returns:
         Of all samples [M, N] and of the halves [M, N, 2].

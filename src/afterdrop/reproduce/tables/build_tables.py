@@ -8,12 +8,12 @@ from pathlib import Path
 from afterdrop.errors import FileError
 from afterdrop.reproduce.tables.frequency_bands import FrequencyBand
 from afterdrop.reproduce.tables.paper_table import PaperTable
-from afterdrop.reproduce.tables.source import RunSource, read_source
 from afterdrop.reproduce.tables.table1_multiplier import multiplier_table
 from afterdrop.reproduce.tables.table2_members import members_table
 from afterdrop.reproduce.tables.table3_frequency import frequency_table
 from afterdrop.reproduce.tables.table4_temperature import temperature_table
 from afterdrop.reproduce.tables.table5_mask_sharing import mask_sharing_table
+from afterdrop.reproduce.tables.table_input import TableInput, read_table_input
 
 
 def paper_tables(
@@ -52,7 +52,7 @@ runs/ptb runs/mnist
     return tables
 
 
-def read_sources(runs: Sequence[str | Path]) -> tuple[list[RunSource], list[str]]:
+def read_sources(runs: Sequence[str | Path]) -> tuple[list[TableInput], list[str]]:
     """The runs that can be read, and why others cannot.
 
     Raises:
@@ -62,11 +62,11 @@ def read_sources(runs: Sequence[str | Path]) -> tuple[list[RunSource], list[str]
         raise FileError(
             "no run is given; give run folders, as in afterdrop reproduce runs/ptb runs/mnist"
         )
-    sources: list[RunSource] = []
+    sources: list[TableInput] = []
     faults: list[str] = []
     for run in runs:
         try:
-            sources.append(read_source(run))
+            sources.append(read_table_input(run))
         except FileError as error:
             faults.append(str(error))
     if not sources:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from afterdrop.reproduce.tables import published
 from afterdrop.reproduce.tables.paper_table import PaperTable, TableLine
 from afterdrop.reproduce.tables.published import PublishedValue
-from afterdrop.reproduce.tables.source import RunSource
+from afterdrop.reproduce.tables.table_input import TableInput
 
 MISPRINT = "†"
 
@@ -47,7 +47,7 @@ def published_lines(
     ]
 
 
-def size_note(source: RunSource, number: int, table: PaperTable) -> None:
+def size_note(source: TableInput, number: int, table: PaperTable) -> None:
     """Says where the paper's figures for this data are of a model of another size."""
     sizes = published.parameters(number, source.data)
     mine = source.parameters

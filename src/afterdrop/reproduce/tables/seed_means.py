@@ -5,14 +5,14 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-from afterdrop.reproduce.tables.source import RunSource
+from afterdrop.reproduce.tables.table_input import TableInput
 
 
 def by_seed(
-    sources: Sequence[RunSource], *, without: tuple[str, ...] = ()
-) -> list[list[RunSource]]:
+    sources: Sequence[TableInput], *, without: tuple[str, ...] = ()
+) -> list[list[TableInput]]:
     """Groups of runs that differ in their seed, and in the settings `without`, only."""
-    groups: dict[str, list[RunSource]] = {}
+    groups: dict[str, list[TableInput]] = {}
     for source in sources:
         groups.setdefault(source.but("seed", *without), []).append(source)
     return list(groups.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from afterdrop.evaluation.scores.scores import Scores
+from afterdrop.evaluation import Scores
 from afterdrop.family.estimates import Estimate
 from afterdrop.family.member import Member
 from afterdrop.reproduce.tables import published
@@ -17,12 +17,12 @@ from afterdrop.reproduce.tables.paper_table import (
     values_of,
 )
 from afterdrop.reproduce.tables.published_lines import published_lines, size_note
-from afterdrop.reproduce.tables.source import RunSource
+from afterdrop.reproduce.tables.table_input import TableInput
 
 CLEAR = 2.0  # standard errors from which a difference counts
 
 
-def multiplier_table(sources: Sequence[RunSource]) -> PaperTable:
+def multiplier_table(sources: Sequence[TableInput]) -> PaperTable:
     """Training XE of every alpha over the multipliers that were evaluated."""
     usable = [s for s in sources if "train" in s.scores]
     multipliers = sorted({m for s in usable for m in s.scores["train"].protocol.grid.multipliers})
@@ -39,12 +39,12 @@ def multiplier_table(sources: Sequence[RunSource]) -> PaperTable:
         table.note(_verdict(source))
         table.note(source.protocol_note("train"))
         size_note(source, 1, table)
-    if any(s.scores["train"].protocol.limit is not None for s in usable):
+    if any(s.scores["train"].request.limit is not None for s in usable):
         table.note("Where targets are the first so many, the training set was cut there.")
     return table
 
 
-def _row(source: RunSource, alpha: float, multipliers: list[float], table: PaperTable) -> TableRow:
+def _row(source: TableInput, alpha: float, multipliers: list[float], table: PaperTable) -> TableRow:
     members = [Member(alpha, m) for m in multipliers]
     found = [source.xe("train", member, table) for member in members]
     rises: list[Estimate | None] = [None]
@@ -62,7 +62,7 @@ def _row(source: RunSource, alpha: float, multipliers: list[float], table: Paper
     return TableRow(f"{source.label('train')}; alpha = {alpha:g}", lines)
 
 
-def _verdict(source: RunSource) -> str:
+def _verdict(source: TableInput) -> str:
     """How many steps up the multiplier make the fit worse: what the paper claims for all."""
     scores = source.scores["train"]
     steps = clear = falls = 0

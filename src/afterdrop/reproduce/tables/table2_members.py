@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from afterdrop.evaluation.scores.scores import Scores
+from afterdrop.evaluation import Scores
 from afterdrop.family.member import DET, Member
 from afterdrop.reproduce.tables import published
 from afterdrop.reproduce.tables.paper_table import (
@@ -18,12 +18,12 @@ from afterdrop.reproduce.tables.paper_table import (
 )
 from afterdrop.reproduce.tables.published_lines import published_lines, size_note
 from afterdrop.reproduce.tables.seed_means import by_seed, error_over, mean_over
-from afterdrop.reproduce.tables.source import RunSource
+from afterdrop.reproduce.tables.table_input import TableInput
 
 SPLIT = "valid"
 
 
-def members_table(sources: Sequence[RunSource]) -> PaperTable:
+def members_table(sources: Sequence[TableInput]) -> PaperTable:
     """Validation XE of the paper's nine settings and DET, and of the best of the whole grid."""
     columns = published.members("nine")
     table = PaperTable(
@@ -38,7 +38,7 @@ def members_table(sources: Sequence[RunSource]) -> PaperTable:
             table.note(_best_note(source))
             table.note(source.protocol_note(SPLIT))
             size_note(source, 2, table)
-        limits = {source.scores[SPLIT].protocol.limit for source in usable}
+        limits = {source.scores[SPLIT].request.limit for source in usable}
         if len(usable) > 1 and len(limits) == 1:
             table.rows.append(_mean_row(usable, columns, table))
     if any(source.data == "ptb-char" for source in sources):
@@ -53,7 +53,7 @@ def best_of_grid(scores: Scores) -> Member:
     return min(finite, key=finite.__getitem__, default=DET)
 
 
-def _row(source: RunSource, columns: tuple[Member, ...], table: PaperTable) -> TableRow:
+def _row(source: TableInput, columns: tuple[Member, ...], table: PaperTable) -> TableRow:
     scores = source.scores[SPLIT]
     members = [*columns, best_of_grid(scores)]
     found = [source.xe(SPLIT, member, table) for member in members]
@@ -75,7 +75,9 @@ def _row(source: RunSource, columns: tuple[Member, ...], table: PaperTable) -> T
     return TableRow(source.label(SPLIT), [*lines, *printed])
 
 
-def _mean_row(sources: list[RunSource], columns: tuple[Member, ...], table: PaperTable) -> TableRow:
+def _mean_row(
+    sources: list[TableInput], columns: tuple[Member, ...], table: PaperTable
+) -> TableRow:
     """Means over seeds, with errors from their spread."""
 
     def all_of(member: Member) -> list[float | None]:
@@ -96,7 +98,7 @@ def _mean_row(sources: list[RunSource], columns: tuple[Member, ...], table: Pape
     return TableRow(f"mean over {len(sources)} seeds ({names})", lines)
 
 
-def _best_note(source: RunSource) -> str:
+def _best_note(source: TableInput) -> str:
     scores = source.scores[SPLIT]
     best = best_of_grid(scores)
     if best.deterministic:

@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from afterdrop.errors import AfterdropError
-from afterdrop.evaluation.scores.scores import Scores
+from afterdrop.evaluation import Scores
 from afterdrop.family.estimates import Estimate, Values, estimate
 from afterdrop.family.member import DET, Member
 from afterdrop.reproduce.tables import published
@@ -22,13 +22,13 @@ from afterdrop.reproduce.tables.paper_table import (
     name_member,
     values_of,
 )
-from afterdrop.reproduce.tables.source import RunSource
+from afterdrop.reproduce.tables.table_input import TableInput
 
 SPLITS = ("train", "valid")
 
 
 def frequency_table(
-    sources: Sequence[RunSource], bands: Sequence[FrequencyBand] = (), data: Path | None = None
+    sources: Sequence[TableInput], bands: Sequence[FrequencyBand] = (), data: Path | None = None
 ) -> PaperTable:
     """XE of DET, AMC ×0.8 and AMC by training frequency, on training and validation data.
 
@@ -61,7 +61,7 @@ def frequency_table(
     return table
 
 
-def _row(source: RunSource, band: FrequencyBand, counts: Tensor, table: PaperTable) -> TableRow:
+def _row(source: TableInput, band: FrequencyBand, counts: Tensor, table: PaperTable) -> TableRow:
     found: list[Estimate | None] = []
     paper: list[float | None] = []
     sizes = []
@@ -83,7 +83,7 @@ def _row(source: RunSource, band: FrequencyBand, counts: Tensor, table: PaperTab
 
 
 def _in_band(
-    source: RunSource, split: str, band: FrequencyBand, counts: Tensor, table: PaperTable
+    source: TableInput, split: str, band: FrequencyBand, counts: Tensor, table: PaperTable
 ) -> tuple[list[Estimate | None], int]:
     """The members' XE and their paired differences to DET on the targets of a band."""
     nothing: list[Estimate | None] = [None] * 5
@@ -96,7 +96,7 @@ def _in_band(
             f"the Scores; make them again with: {source.command(split, more=' --overwrite')}"
         )
         return nothing, 0
-    at = counts[scores.tensors["targets"]]
+    at = counts[scores.targets]
     chosen = (at > band.low) & (at <= band.high)
     size = int(chosen.sum())
     if size == 0:
@@ -117,13 +117,13 @@ def _in_band(
     return [*own, *gaps], size
 
 
-def _verdict(source: RunSource, split: str, bands: Sequence[FrequencyBand], counts: Tensor) -> str:
+def _verdict(source: TableInput, split: str, bands: Sequence[FrequencyBand], counts: Tensor) -> str:
     """Which part of the difference to DET comes from rare targets: what the paper claims."""
     scores = source.scores[split]
     rare = max((b for b in bands if b.low < 0), key=lambda b: b.high, default=None)
     if rare is None or len(counts) != scores.protocol.num_classes:
         return ""
-    inside = counts[scores.tensors["targets"]] <= rare.high
+    inside = counts[scores.targets] <= rare.high
     if not bool(inside.any()) or bool(inside.all()):
         return ""
     told = []

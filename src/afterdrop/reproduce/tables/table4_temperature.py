@@ -15,12 +15,12 @@ from afterdrop.family.presentation import presentation
 from afterdrop.reproduce.tables import published
 from afterdrop.reproduce.tables.paper_table import PaperTable, TableLine, TableRow, name_member
 from afterdrop.reproduce.tables.published_lines import published_lines, size_note
-from afterdrop.reproduce.tables.source import RunSource
+from afterdrop.reproduce.tables.table_input import TableInput
 
 SPLITS = ("valid", "test")
 
 
-def temperature_table(sources: Sequence[RunSource]) -> PaperTable:
+def temperature_table(sources: Sequence[TableInput]) -> PaperTable:
     """The paper's nine settings and DET, at T = 1 and at the temperature of validation data."""
     columns = published.members("nine")
     table = PaperTable(
@@ -47,9 +47,9 @@ def temperature_table(sources: Sequence[RunSource]) -> PaperTable:
     return table
 
 
-def _tempers(source: RunSource, table: PaperTable) -> list[Temper]:
+def _tempers(source: TableInput, table: PaperTable) -> list[Temper]:
     """Where temperatures can act with these Scores."""
-    if "mc_sample_xe" in source.scores["valid"].tensors:
+    if source.scores["valid"].has("tempered"):
         return ["mean", "sample"]
     if source.scores["valid"].protocol.grid.stochastic:
         table.miss(
@@ -60,7 +60,7 @@ def _tempers(source: RunSource, table: PaperTable) -> list[Temper]:
 
 
 def _fits(
-    source: RunSource, columns: Sequence[Member], temper: Temper, table: PaperTable
+    source: TableInput, columns: Sequence[Member], temper: Temper, table: PaperTable
 ) -> list[Member | None]:
     """Each member at its temperature on validation data."""
     scores, fits = source.scores["valid"], list[Member | None]()
@@ -80,7 +80,7 @@ def _fits(
 
 
 def _row(
-    source: RunSource,
+    source: TableInput,
     split: str,
     columns: Sequence[Member],
     temper: Temper | None,
@@ -89,7 +89,7 @@ def _row(
 ) -> TableRow:
     """One split at T = 1 (`temper` None) or at the fitted temperatures."""
     unit = presentation(source.unit)
-    if temper == "sample" and "mc_sample_xe" not in source.scores[split].tensors:
+    if temper == "sample" and not source.scores[split].has("tempered"):
         again = source.command(split, more=" --temper sample --overwrite")
         table.miss(
             f"{source.name}: temperatures on each sample of {split}; make them with: {again}"
@@ -112,7 +112,7 @@ def _row(
     return TableRow(f"{source.label(split)}; {unit.name}, {at}", lines)
 
 
-def _share_note(source: RunSource, columns: Sequence[Member]) -> str:
+def _share_note(source: TableInput, columns: Sequence[Member]) -> str:
     """How much of the best gain at T = 1 the deterministic model gets from temperature alone."""
     scores = source.scores["valid"]
     known = [m for m in columns[1:] if m in _plain(scores.members)]

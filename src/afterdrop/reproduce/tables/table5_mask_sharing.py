@@ -24,7 +24,7 @@ from afterdrop.reproduce.tables.paper_table import (
 )
 from afterdrop.reproduce.tables.published_lines import published_lines
 from afterdrop.reproduce.tables.seed_means import by_seed, error_over, mean_over
-from afterdrop.reproduce.tables.source import RunSource
+from afterdrop.reproduce.tables.table_input import TableInput
 
 SPLITS = ("valid", "test")
 SITES = ("input", "inter_layer", "state", "update", "output", "projection")
@@ -41,7 +41,7 @@ WORDS = {
 }
 
 
-def mask_sharing_table(sources: Sequence[RunSource]) -> PaperTable:
+def mask_sharing_table(sources: Sequence[TableInput]) -> PaperTable:
     """Kinds of masks beside the shared state masks of the published recipes."""
     table = PaperTable(
         5,
@@ -51,7 +51,7 @@ def mask_sharing_table(sources: Sequence[RunSource]) -> PaperTable:
     )
     texts = [s for s in sources if s.config and s.config.model.kind == "language_model"]
     for group in by_seed(texts, without=VARIED):
-        kinds: dict[str, list[RunSource]] = {}
+        kinds: dict[str, list[TableInput]] = {}
         for source in group:
             if source.has("valid", table):
                 kinds.setdefault(kind_of(source), []).append(source)
@@ -70,7 +70,7 @@ def mask_sharing_table(sources: Sequence[RunSource]) -> PaperTable:
     return table
 
 
-def kind_of(source: RunSource) -> str:
+def kind_of(source: TableInput) -> str:
     """Which masks live for a window: those of the state, none, all, or named sites."""
     config = LanguageModelConfig(**source.facts["model"]).resolved()
     sites = [s for s in SITES if (getattr(config, f"{s}_dropout") or 0) > 0]
@@ -89,7 +89,7 @@ def kind_of(source: RunSource) -> str:
 
 
 def _row(
-    kind: str, runs: list[RunSource], base: Mapping[str, RunSource], table: PaperTable
+    kind: str, runs: list[TableInput], base: Mapping[str, TableInput], table: PaperTable
 ) -> TableRow:
     """The runs of one kind, their mean over seeds, and paired differences to shared state masks."""
     unit = presentation(runs[0].unit)
@@ -130,7 +130,7 @@ def _row(
     )
 
 
-def _tuned(run: RunSource, split: str, table: PaperTable) -> Estimate | None:
+def _tuned(run: TableInput, split: str, table: PaperTable) -> Estimate | None:
     """DET at its temperature on validation data."""
     if not run.has(split, table):
         return None
@@ -138,18 +138,18 @@ def _tuned(run: RunSource, split: str, table: PaperTable) -> Estimate | None:
     return plain if (fitted := _fitted(run)) is None else run.xe(split, fitted, table)
 
 
-def _fitted(run: RunSource) -> Member | None:
+def _fitted(run: TableInput) -> Member | None:
     """DET at its temperature on validation data; None where its cross entropy is not finite."""
     scores = run.scores["valid"]
     return scores.fit(DET).member if math.isfinite(scores.xe(DET).value) else None
 
 
-def _gap(run: RunSource, other: RunSource, split: str) -> Estimate | None:
+def _gap(run: TableInput, other: TableInput, split: str) -> Estimate | None:
     """Paired difference of two runs on the same targets, each at its own temperature."""
     if split not in run.scores or split not in other.scores:
         return None
     mine, theirs = run.scores[split], other.scores[split]
-    if not torch.equal(mine.tensors["targets"], theirs.tensors["targets"]):
+    if not torch.equal(mine.targets, theirs.targets):
         return None
     one, two = _fitted(run), _fitted(other)
     if one is None or two is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 from dataclasses import dataclass, field
@@ -13,21 +12,19 @@ import torch
 from torch import Tensor
 
 from afterdrop.data import TextSet
-from afterdrop.errors import AfterdropError, FileError, ScoresError
-from afterdrop.evaluation.scores.scores import Scores
+from afterdrop.errors import FileError, ScoresError
+from afterdrop.evaluation import Scores
 from afterdrop.family.estimates import Estimate
 from afterdrop.family.member import Member
 from afterdrop.reproduce.tables.paper_table import PaperTable
-from afterdrop.runs.folder import scores_path
-from afterdrop.train import TrainConfig, load_model
-from afterdrop.train.folder import RunFolder
-from afterdrop.train.load_run import kept_fingerprints
+from afterdrop.runs import Run, read_contents
+from afterdrop.train import TrainConfig
 
 SPLITS = ("train", "valid", "test")
 
 
 @dataclass
-class RunSource:
+class TableInput:
     """What a run folder holds.
 
     Attributes:
@@ -76,20 +73,20 @@ class RunSource:
         """The run and the data that its numbers are of, in words."""
         scores = self.scores[split]
         size = "" if self.parameters is None else f", {self.parameters / 1e6:.1f}M weights"
-        some = "first " if scores.protocol.limit is not None else ""
+        some = "first " if scores.request.limit is not None else ""
         samples = f", K = {scores.num_samples}" if scores.protocol.grid.stochastic else ""
         what = f"{split}, {some}{scores.num_targets:,} targets{samples}"
         return f"{self.name}: {self.data}{size}; {what}"
 
     def protocol_note(self, split: str) -> str:
         """How a text was read; empty for other data."""
-        stream = dict(self.scores[split].protocol.stream)
-        if not stream:
+        stream = self.scores[split].request.stream
+        if stream is None:
             return ""
-        stripes = "the exact stream" if stream["stripes"] == 1 else f"{stream['stripes']} stripes"
+        stripes = "the exact stream" if stream.stripes == 1 else f"{stream.stripes} stripes"
         return (
-            f"{self.name}, {split}: windows of {stream['time']} tokens, {stripes}, "
-            f"{stream['carry']} carry."
+            f"{self.name}, {split}: windows of {stream.window} tokens, {stripes}, "
+            f"{stream.carry} carry."
         )
 
     def command(self, split: str, *, more: str = "") -> str:
@@ -147,63 +144,49 @@ class RunSource:
                 f"{self.name} was not trained here, so nobody knows the frequencies of its "
                 "classes; use Scores.by_frequency with your counts"
             )
-        loaded = load_model(self.path).load_data(folder)
+        loaded = Run(self.path).data(folder)
         if isinstance(loaded, TextSet):
             return torch.tensor(loaded.vocabulary.counts)
         return loaded.train.labels.bincount(minlength=loaded.classes)
 
 
-def read_source(path: str | Path) -> RunSource:
-    """Reads a run folder: every Scores file that belongs to its weights.
+def read_table_input(path: str | Path) -> TableInput:
+    """Reads a run folder: its configuration, and all Scores that belong to its weights.
 
     Raises:
-        FileError: If there is no such folder, or it holds neither a run nor Scores.
+        FileError: If there is no such folder, or it holds nothing of a run.
 
     Example:
-        >>> read_source("nowhere")
+        >>> read_table_input("nowhere")
         Traceback (most recent call last):
-        afterdrop.errors.FileError: nowhere is no folder; give the run folders that afterdrop \
-train or afterdrop evaluate wrote
+        afterdrop.errors.FileError: nowhere is not a folder; give one that afterdrop train or \
+afterdrop evaluate wrote
     """
-    source = RunSource(Path(path))
-    if not source.path.is_dir():
-        raise FileError(
-            f"{path} is no folder; give the run folders that afterdrop train or afterdrop "
-            "evaluate wrote"
-        )
-    trained = (source.path / "config.json").exists()
-    if not trained and not (source.path / "scores").is_dir():
-        raise FileError(f"{path} holds neither a run nor Scores; train or evaluate there first")
-    if trained:
-        source.config, source.facts = RunFolder(source.path).read_config()
+    run = Run.open(path)
+    contents = read_contents(run)
+    if run.trained and contents.config is None:
+        raise FileError(contents.faults["training"])
+    found = TableInput(run.path, contents.config, contents.facts)
+    found.scores = {s: scores for s, scores in contents.scores.items() if s in SPLITS}
     for split in SPLITS:
-        file = scores_path(source.path, split)
-        if not file.exists():
-            continue
-        try:
-            source.scores[split] = Scores.load(file)
-        except AfterdropError as error:
-            again = source.command(split, more=" --overwrite")
-            source.faults[split] = f"{error}; make them again with: {again}"
-    _drop_strangers(source)
-    return source
+        if split in contents.faults:
+            again = found.command(split, more=" --overwrite")
+            found.faults[split] = f"{contents.faults[split]}; make them again with: {again}"
+    _drop_strangers(found, contents.fingerprints)
+    return found
 
 
-def _drop_strangers(source: RunSource) -> None:
-    """Takes away Scores of other weights than the run's (or than those of its validation)."""
-    known: set[str] = set()
-    if source.config is not None and source.scores:
-        with contextlib.suppress(AfterdropError):  # scores may be kept without their weights
-            known = set(kept_fingerprints(source.path).values())
-    if not known and source.scores:
-        first = source.scores.get("valid") or next(iter(source.scores.values()))
+def _drop_strangers(found: TableInput, known: set[str]) -> None:
+    """Removes Scores of other weights than the run's, or than those of its validation scores."""
+    if not known and found.scores:  # scores may be kept without their weights
+        first = found.scores.get("valid") or next(iter(found.scores.values()))
         known = {first.protocol.fingerprint}
-    for split, scores in list(source.scores.items()):
+    for split, scores in list(found.scores.items()):
         if scores.protocol.fingerprint not in known:
-            del source.scores[split]
-            source.faults[split] = (
-                f"{source.name} has {split} Scores of another model (its weights differ); make "
-                f"them again with: {source.command(split, more=' --overwrite')}"
+            del found.scores[split]
+            found.faults[split] = (
+                f"{found.name} has {split} Scores of another model (its weights differ); make "
+                f"them again with: {found.command(split, more=' --overwrite')}"
             )
 
 

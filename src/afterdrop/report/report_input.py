@@ -1,0 +1,205 @@
+"""Everything a report needs from a run folder; what cannot be read is listed, the rest is shown."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from afterdrop.errors import AfterdropError, FileError
+from afterdrop.evaluation import Scores
+from afterdrop.report.class_counts import Classes, classes_of_data, classes_of_file
+from afterdrop.runs import Run, read_contents
+from afterdrop.selection import Choice
+from afterdrop.train import TrainConfig
+from afterdrop.tune.study_settings import STUDY_FILE
+
+
+@dataclass
+class ReportInput:
+    """What a report shows of a run.
+
+    Attributes:
+        run: The run.
+        split: The split that members are chosen on.
+        config: The training configuration, or None if nothing was trained here.
+        facts: What training recorded beside it.
+        metrics: Lines of the training curves.
+        scores: Of `split`.
+        test: Scores of test data.
+        train: Scores of training data, for how well each member fits them.
+        choice: The choice.
+        classes: Names and training counts.
+        missing: What is missing or does not belong together, with the remedy.
+    """
+
+    run: Run
+    split: str
+    config: TrainConfig | None = None
+    facts: dict[str, Any] = field(default_factory=dict)
+    metrics: list[dict[str, Any]] = field(default_factory=list)
+    scores: Scores | None = None
+    test: Scores | None = None
+    train: Scores | None = None
+    choice: Choice | None = None
+    classes: Classes | None = None
+    missing: list[str] = field(default_factory=list)
+
+    @property
+    def path(self) -> Path:
+        """The folder, as the user wrote it."""
+        return self.run.path
+
+    @property
+    def name(self) -> str:
+        """The folder's own name."""
+        return self.run.name
+
+    @property
+    def study(self) -> Path | None:
+        """The page of the study that this run is a trial of."""
+        page = self.path.resolve().parent.parent / "study.html"
+        return page if page.exists() else None
+
+    @property
+    def unit(self) -> str:
+        """What a target is: word, char, byte; example where no text was trained on."""
+        return str(self.facts.get("unit", "example"))
+
+
+def is_study(path: Path) -> bool:
+    """Whether a folder holds a study and its results."""
+    return (path / STUDY_FILE).exists()
+
+
+def read_input(
+    path: Path, split: str = "valid", classes: Path | None = None, data: Path | None = None
+) -> ReportInput:
+    """Reads what a report needs of a run folder.
+
+    Args:
+        path: The folder.
+        split: The split that members are chosen on.
+        classes: JSON file of names and training counts of the classes, for a model of your own.
+        data: The folder of the named data sets, if not the one of training.
+
+    Raises:
+        FileError: If there is nothing to report, or `classes` cannot be read.
+    """
+    _refuse_study(path)
+    contents = read_contents(Run.open(path))
+    found = ReportInput(
+        contents.run,
+        split,
+        contents.config,
+        contents.facts,
+        contents.metrics,
+        contents.scores.get(split),
+        contents.scores.get("test") if split != "test" else None,
+        contents.scores.get("train") if split != "train" else None,
+        contents.choice,
+    )
+    found.missing += list(contents.faults.values())
+    if split not in contents.scores and split not in contents.faults:
+        found.missing.append(
+            f"{path} has no scores of the split {split!r}; make them with afterdrop evaluate "
+            f"(--split {split})"
+        )
+    if contents.choice is None and "choice" not in contents.faults:
+        found.missing.append(f"{path} has no choice; choose a member with: afterdrop select {path}")
+    if found.test is None and "test" not in contents.faults:
+        found.missing += _no_test_scores(found)
+    if classes is not None:
+        found.classes = classes_of_file(classes)
+    elif found.config is not None:
+        try:
+            folder = data or found.facts.get("data_folder")
+            found.classes = classes_of_data(found.config, folder)
+        except AfterdropError as error:
+            found.missing.append(str(error))
+    _check(found)
+    _check_weights(found, contents.fingerprints)
+    return found
+
+
+def _refuse_study(path: Path) -> None:
+    """Refuses the folder of a study, whose trials are the runs."""
+    if Run(path).trained or not path.is_dir():
+        return
+    if is_study(path):
+        raise FileError(
+            f"{path} is a study, whose page afterdrop report {path} writes; its trials are runs, "
+            f"such as {path / 'trials' / '0000'}"
+        )
+    if (path / "journal.log").exists():
+        raise FileError(
+            f"{path} is a study that has not finished; the command that started it resumes it"
+        )
+
+
+def _no_test_scores(found: ReportInput) -> list[str]:
+    if found.config is not None:
+        return [f"there are no test scores; make them with: afterdrop test {found.path}"]
+    if found.scores is None:
+        return []
+    return [
+        "there are no test scores, so the gain is measured on the data that chose; evaluate your "
+        "model with --split test to confirm it"
+    ]
+
+
+def _check(found: ReportInput) -> None:
+    """Takes out what does not belong to the scores, and says so."""
+    scores = found.scores
+    if scores is None:
+        return
+    mine = scores.protocol.fingerprint
+    if found.test is not None and found.test.protocol.fingerprint != mine:
+        found.test = None
+        found.missing.append(
+            f"the test scores are of another model than those of {found.split} (other weights), so "
+            f"they are left out; make them again with: afterdrop test {found.path} --overwrite"
+        )
+    if found.train is not None and found.train.protocol.fingerprint != mine:
+        found.train = None
+        found.missing.append(
+            f"the scores of train are of another model than those of {found.split} (other "
+            "weights), so they are left out; make them again with afterdrop evaluate --split train"
+        )
+    if found.choice is not None and found.choice.fingerprint != mine:
+        found.missing.append(
+            f"choice.json was made for another model than that of these scores (other weights); "
+            f"choose again with: afterdrop select {found.path}"
+        )
+        found.choice = None
+    chosen = None if found.choice is None else found.choice.member
+    if chosen is not None and chosen.at_temperature(1.0) not in scores.members:
+        found.missing.append(
+            f"the chosen member ({chosen}) is not among those of these scores; choose again "
+            f"with: afterdrop select {found.path}"
+        )
+        found.choice = None
+    if found.classes is not None and len(found.classes.names) != scores.protocol.num_classes:
+        found.missing.append(
+            f"there are names and counts of {len(found.classes.names)} classes and the model has "
+            f"{scores.protocol.num_classes}; correct the file of --classes or the data"
+        )
+        found.classes = None
+    broken = [m for m in scores.members if not torch.isfinite(scores.values(m).whole).all()]
+    if broken:
+        found.missing.append(
+            f"{len(broken)} of {len(scores.members)} members give some target an infinite or "
+            "undefined cross entropy (logits of NaN or −inf at a target); they are left out where "
+            "they cannot be drawn. Look at the model's outputs on these data, then evaluate again"
+        )
+
+
+def _check_weights(found: ReportInput, kept: set[str]) -> None:
+    """Says if the scores are older than the weights; without checkpoints nobody can tell."""
+    if found.config is None or found.scores is None:
+        return
+    if kept and found.scores.protocol.fingerprint not in kept:
+        found.missing.append(
+            f"the scores of {found.split} are of other weights than those in this folder's "
+            f"checkpoint; make them again with: afterdrop evaluate {found.path} --overwrite"
+        )
