@@ -11,7 +11,7 @@ from afterdrop.kernels import mask_ops
 from afterdrop.kernels.family_sums import LOWEST_MEAN_LOG_P
 from afterdrop.kernels.mask_ops import fused_draw_mask
 from afterdrop.masks.layout import Layout
-from afterdrop.masks.row_masks import draw_mask
+from afterdrop.masks.row_masks import draw_row_mask
 from afterdrop.masks.rows import Rows
 from afterdrop.masks.uniforms import Plan, site_key
 
@@ -52,7 +52,7 @@ def test_masks_are_those_of_the_plain_form_to_the_bit(device, plan, samples, mul
     for shape, layout in LAYOUTS:
         like, key = torch.zeros(shape(len(rows)), device=device), site_key(1, "x", 0)
         fast = fused_draw_mask(rows, key, layout, like, rates)
-        plain = draw_mask(rows, key, layout, like, rates)
+        plain = draw_row_mask(rows, key, layout, like, rates)
         assert torch.equal(fast.mask, plain.mask)
         assert (fast.dim, fast.sizes) == (plain.dim, plain.sizes)
         assert torch.equal(torch.as_tensor(fast.rate).cpu(), torch.as_tensor(plain.rate).cpu())
@@ -89,7 +89,7 @@ def test_dropout_is_that_of_the_plain_form_to_the_bit(device, dtype, kind, multi
         assert fast.shape == x.shape
         # That of a CPU: a GPU's own takes 1 / (1 - rate) in another way where it is one number.
         fast, plain = fast.cpu(), x.cpu()
-        slow = draw_mask(there, key, layout, plain, rates).drop(plain)
+        slow = draw_row_mask(there, key, layout, plain, rates).drop(plain)
         # The interpreter cuts off what a device rounds to bfloat16.
         cut = device.type == "cpu" and dtype == torch.bfloat16
         rtol = torch.finfo(dtype).eps if cut else 0
@@ -104,7 +104,7 @@ def test_dropout_of_whole_features_is_that_of_the_plain_form(device):
     x = torch.randn(4, 3, 5, device=device)
     like = x.new_empty(()).expand(4, 3, 1)
     fast = fused_draw_mask(rows, 9, Layout(0), like, (0.5,)).drop(x)
-    assert torch.equal(fast, draw_mask(rows, 9, Layout(0), like, (0.5,)).drop(x))
+    assert torch.equal(fast, draw_row_mask(rows, 9, Layout(0), like, (0.5,)).drop(x))
 
 
 SCORES = [
@@ -130,7 +130,7 @@ def test_attention_has_the_weights_and_masks_of_the_plain_form(device, dtype, ca
         scores[:, ..., 0] = 1  # every query sees a key,
         scores[-1, ..., -1, :] = float("-inf")  # but for one
         key = site_key(1, "x", 0)
-        slow = draw_mask(rows, key, layout, scores, rates).attention(scores.clone(), causal)
+        slow = draw_row_mask(rows, key, layout, scores, rates).attention(scores.clone(), causal)
         fast = fused_draw_mask(rows, key, layout, scores, rates).attention(scores.clone(), causal)
         # A softmax in float32 (or wider) that is rounded once, where the plain form rounds twice.
         rtol = 1e-6 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
@@ -162,7 +162,7 @@ def test_masks_without_rows_are_left_to_the_plain_form(device):
     rows = Rows(Plan(4), (1.0,), range(1), torch.tensor([3], device=device))
     like = torch.zeros(7, device=device)
     fast = fused_draw_mask(rows, 9, Layout(None), like, (0.5,))
-    assert torch.equal(fast.mask, draw_mask(rows, 9, Layout(None), like, (0.5,)).mask)
+    assert torch.equal(fast.mask, draw_row_mask(rows, 9, Layout(None), like, (0.5,)).mask)
 
 
 def evaluations(monkeypatch, device, scale):

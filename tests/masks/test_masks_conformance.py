@@ -1,3 +1,5 @@
+"""Every random operation of common models is found as a call of a dropout site."""
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -25,7 +27,7 @@ def tokens(high=11, shape=(B, TIME)):
 
 
 def conforms(model, *args, sites=None, rates=(), batch_dim=0, **kwargs):
-    """Every random operation of a train-mode pass is a call of a site, and eval mode is DET."""
+    """Checks that every random operation of a train-mode pass is a call of a site."""
     expected = count_random(model, *args, **kwargs)
     found = ad.find_sites(model, *args, rates=rates, batch_dim=batch_dim, **kwargs)
     assert expected > 0
@@ -35,7 +37,7 @@ def conforms(model, *args, sites=None, rates=(), batch_dim=0, **kwargs):
     return found
 
 
-def test_mlp_has_its_one_site():
+def test_mlp_has_one_site():
     found = conforms(mlp(), torch.randn(B, 5), sites=1)
     (site,) = found
     assert (site.name, site.op, site.rate, site.calls) == ("2", "dropout", 0.5, 1)
@@ -122,8 +124,8 @@ def test_dropout_that_runs_only_if_training():
     conforms(Gated(), torch.randn(B, 5), sites=1)
 
 
-def test_torch_native_and_lowercase_dropout_functions():
-    class Low(nn.Module):
+def test_torch_dropout_function():
+    class TorchDropout(nn.Module):
         def __init__(self):
             super().__init__()
             self.out = nn.Linear(5, 3)
@@ -131,10 +133,10 @@ def test_torch_native_and_lowercase_dropout_functions():
         def forward(self, x):
             return self.out(torch.dropout(x, p=0.4, train=self.training))
 
-    conforms(Low(), torch.randn(B, 5), sites=1)
+    conforms(TorchDropout(), torch.randn(B, 5), sites=1)
 
 
-def test_native_dropout_is_a_site_or_an_error_but_not_taken_for_noise():
+def test_native_dropout_is_a_site():
     class Native(nn.Module):
         def __init__(self):
             super().__init__()
@@ -144,11 +146,8 @@ def test_native_dropout_is_a_site_or_an_error_but_not_taken_for_noise():
             x = torch.native_dropout(self.drop(x), 0.4, self.training)[0]
             return self.out(x)
 
-    try:
-        found = ad.find_sites(Native(), torch.randn(B, 5))
-    except ad.AfterdropError:
-        return
-    assert found.calls == 2, str(found)
+    found = conforms(Native(), torch.randn(B, 5), sites=2)
+    assert {site.op: site.rate for site in found} == {"dropout": 0.5, "native_dropout": 0.4}
 
 
 def test_convolutional_network_with_batch_norm():
@@ -159,7 +158,7 @@ def test_convolutional_network_with_batch_norm():
 
 @pytest.mark.parametrize("batch_first", [True, False])
 @pytest.mark.parametrize("norm_first", [True, False])
-def test_transformer_encoder_layer_has_four(batch_first, norm_first):
+def test_transformer_encoder_layer_has_four_sites(batch_first, norm_first):
     model = nn.TransformerEncoderLayer(
         8, 2, 16, dropout=0.2, batch_first=batch_first, norm_first=norm_first
     )
@@ -195,7 +194,7 @@ def test_transformer_encoder_with_padding_whose_fast_path_zeroes_padded_position
 
 
 @pytest.mark.parametrize("batch_first", [True, False])
-def test_transformer_decoder_layer_has_six(batch_first):
+def test_transformer_decoder_layer_has_six_sites(batch_first):
     model = nn.TransformerDecoderLayer(8, 2, 16, dropout=0.2, batch_first=batch_first)
     shape = (B, TIME, 8) if batch_first else (TIME, B, 8)
     conforms(
@@ -238,7 +237,7 @@ def test_fused_attention(causal):
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 @pytest.mark.parametrize("bidirectional", [True, False])
 @pytest.mark.parametrize("batch_first", [True, False])
-def test_recurrent_stacks_with_output_dropout_have_two(kind, bidirectional, batch_first):
+def test_recurrent_stacks_with_output_dropout_have_two_sites(kind, bidirectional, batch_first):
     model = Recurrent(kind, bidirectional=bidirectional, batch_first=batch_first)
     found = conforms(model, tokens(), sites=2, batch_dim=0 if batch_first else 1)
     assert found.batched
@@ -254,12 +253,12 @@ def test_relu_rnn():
     conforms(Recurrent(nn.RNN, batch_first=True, nonlinearity="relu"), tokens(), sites=2)
 
 
-def test_packed_sequences_run_one_sample_a_pass():
+def test_packed_sequences_run_one_sample_per_pass():
     found = conforms(Packed(), tokens(), torch.tensor([5, 2, 3]), sites=1)
-    assert not found.batched and found.reason
+    assert not found.batched and "rows share the mask" in found.reason
 
 
-def test_awd_lstm_has_eight():
+def test_awd_lstm_has_eight_sites():
     found = conforms(AWD(), tokens(13, (TIME, B)), sites=8, rates=AWD.RATES, batch_dim=1)
     assert not found.batched and "layers.0" in found.reason
 
@@ -282,7 +281,7 @@ def test_stochastic_depth_is_a_site(path):
     assert found.batched == (getattr(path, "mode", "row") == "row")
 
 
-def test_drop_path_of_rate_zero_is_none():
+def test_drop_path_of_rate_zero_is_not_a_site():
     model = nn.Sequential(nn.Dropout(0.5), Residual(DropPath(0.0)))
     conforms(model, torch.randn(B, 6), sites=1)
 
@@ -295,7 +294,7 @@ def test_transformers_models(name, attention):
     model.set_attn_implementation(attention)
     found = conforms(model, **hugging_inputs(kinds))
     assert found.batched, found.reason
-    assert {site.rate for site in found} <= {0.1, 0.2, 0.3} or name == "swin"
+    assert {round(site.rate, 9) for site in found} <= {0.1, 0.2, 0.3}
 
 
 @pytest.mark.parametrize("name", ["bert", "gpt2"])
@@ -327,7 +326,7 @@ def test_padded_positions_that_the_fast_path_zeroes():
     conforms(PerToken(), torch.randn(B, TIME, 8), padding, sites=8)
 
 
-def test_spectral_norm_is_held_listed_and_restored():
+def test_spectral_norm_stays_in_eval_mode_is_listed_and_restored():
     linear = nn.utils.parametrizations.spectral_norm(nn.Linear(5, 6))
     model = nn.Sequential(linear, nn.Dropout(0.5), nn.Linear(6, 3))
     before = {k: v.clone() for k, v in model.state_dict().items()}
@@ -338,8 +337,8 @@ def test_spectral_norm_is_held_listed_and_restored():
 
 
 @pytest.mark.parametrize("how", ["weights", "autocast"])
-def test_models_that_round_to_16_bits(how):
-    """Attention is computed in another order under control: no more than bfloat16's rounding."""
+def test_models_that_round_to_16_bits_have_all_their_sites(how):
+    """Attention is computed in another order under control, so it is rounded differently."""
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(64, 4, 128, dropout=0.1, batch_first=True)
     model = nn.TransformerEncoder(layer, 4, enable_nested_tensor=False)

@@ -1,4 +1,4 @@
-"""The same numbers whatever the batch size, the chunks and the order."""
+"""Results do not depend on the batch size, the chunks, or the order of evaluation."""
 
 import itertools
 
@@ -18,7 +18,7 @@ N, TIME = 8, 3
 
 
 class TimeMajorFlat(nn.Module):
-    """[batch, time] inputs, flattened time-major for a layer of dropout, as in old RNN code."""
+    """[batch, time] inputs, flattened time-major before dropout, as in old RNN code."""
 
     def __init__(self, drop):
         super().__init__()
@@ -32,7 +32,7 @@ class TimeMajorFlat(nn.Module):
 
 
 class Windows(nn.Module):
-    """[batch · windows, ...] inside, as in Swin."""
+    """Flattens to [batch · windows, ...], as Swin does."""
 
     def __init__(self):
         super().__init__()
@@ -43,7 +43,7 @@ class Windows(nn.Module):
 
 
 class OwnRandFlat(nn.Module):
-    """Its own mask over rows flattened time-major."""
+    """Draws its own mask for rows that are flattened time-major."""
 
     def __init__(self):
         super().__init__()
@@ -116,7 +116,7 @@ def equal(a, b, atol=2e-5):
     for name, tensor in a.tensors.items():
         if name.endswith("class") or name in ("targets", "examples"):
             assert torch.equal(tensor, b.tensors[name]), name
-        elif not name.endswith("half"):  # differences of the halves hold float32's noise
+        elif not name.endswith("half"):  # differences between halves contain float32 rounding
             torch.testing.assert_close(
                 tensor, b.tensors[name], rtol=1e-4, atol=atol, msg=lambda m, n=name: f"{n}: {m}"
             )
@@ -154,7 +154,7 @@ def test_scores_do_not_depend_on_memory_and_chunks(name):
     )
 
 
-def test_small_memory_really_makes_small_chunks():
+def test_little_memory_makes_small_chunks():
     seen = []
 
     class Watched(nn.Module):
@@ -175,7 +175,7 @@ def test_small_memory_really_makes_small_chunks():
     equal(wide, narrow)
 
 
-def test_scores_follow_the_examples_when_numbered_from_elsewhere():
+def test_scores_follow_the_numbers_of_the_examples():
     model, x, y = mlp(), torch.randn(6, 5), torch.randint(3, (6,))
     options = {"grid": GRID, "num_samples": 4, "temperatures": (0.25, 4.0)}
     whole = ad.evaluate(model, [(x, y)], **options)
@@ -213,7 +213,7 @@ def test_a_unit_dropped_at_one_multiplier_is_dropped_at_every_larger_one(scheme)
         assert (smaller & ~larger).any()
 
 
-def test_multipliers_run_together_are_those_run_alone():
+def test_multipliers_give_the_same_together_and_alone():
     x = torch.ones(5, 6)
     for layer in (nn.Dropout(0.7), nn.AlphaDropout(0.7), nn.Dropout1d(0.7)):
         shaped = x if not isinstance(layer, nn.Dropout1d) else x.unsqueeze(-1).expand(-1, -1, 2)
@@ -290,7 +290,7 @@ def test_transformers_do_not_depend_on_batch_size_and_memory(name):
     equal(whole, ad.evaluate(model, [(inputs, y)], memory=2**20, **options), atol=1e-4)
 
 
-def test_sequences_of_other_lengths_in_later_batches():
+def test_later_batches_may_have_other_lengths():
     model = Recurrent(batch_first=True)
     batches = [(torch.randint(11, (4, n)), torch.randint(11, (4, n))) for n in (3, 7, 1)]
     scores = ad.evaluate(model, batches, grid=GRID, num_samples=4)
@@ -305,7 +305,7 @@ def test_padding_a_batch_does_not_change_the_masks():
     equal(short, ad.evaluate(model, [longer], **options))
 
 
-def test_identical_examples_in_the_dry_run_do_not_hide_where_the_rows_lie():
+def test_row_layouts_are_found_with_identical_examples():
     model = TimeMajorFlat(nn.Dropout(0.4))
     x, y = torch.zeros(N, TIME, 4), torch.randint(3, (N, TIME))
     x[N // 2 :] = torch.randn(N // 2, TIME, 4)

@@ -1,4 +1,4 @@
-"""Masks of ours against torch's own: exact at multiplier 0, the same moments at 1."""
+"""Controlled operators against torch's own: equal at multiplier 0, with equal moments at 1."""
 
 import pytest
 import torch
@@ -6,7 +6,6 @@ import torch.nn.functional as F
 from torch import nn
 
 import afterdrop as ad
-from afterdrop.masks import uniforms
 from afterdrop.masks.rows import Rows
 from afterdrop.masks.uniforms import Plan, blocks
 from oracles.zoo import AWD, ConvNet, DropPath, Packed, Recurrent, Residual, StochasticDepth, mlp
@@ -74,12 +73,12 @@ def native(model, x, count):
         return torch.stack([model(x.clone()) for _ in range(count)])
 
 
-def ours(model, x, count, scheme, multiplier=1.0, batch_dim=0, rates=()):
-    """`count` samples, whose rows run in one batch."""
+def ours(model, x, count, scheme, multiplier=1.0, batch_dim=0, rates=(), seed=1):
+    """`count` samples, which run as rows of a batch where they can."""
     model.eval()
     sites = ad.find_sites(model, x, batch_dim=batch_dim, rates=rates)
     control, size = sites.control(model), x.shape[batch_dim]
-    plan = Plan(count, 1, scheme)
+    plan = Plan(count, seed, scheme)
     times = [1] * x.dim()
     times[batch_dim] = 500 if sites.batched else 1
     out = []
@@ -101,11 +100,11 @@ def test_moments_are_those_of_torch(name, scheme):
     batch_dim = 1 if name == "gru" else 0
     theirs = native(model, x, 2000).double()
     mine = ours(model, x, K, scheme, batch_dim=batch_dim).double()
-    # Means within 5 standard errors of both samples together, over at most 200 numbers.
+    # Means within 5 standard errors of the difference, for at most 200 numbers.
     spread = theirs.std(0)
     error = spread * (1 / 2000 + 1 / K) ** 0.5 + 1e-6
     assert ((mine.mean(0) - theirs.mean(0)).abs() < 5 * error).all()
-    # Variances: their relative error is about sqrt((kurtosis - 1)/n) < 10 %.
+    # Variances have a relative error of about sqrt((kurtosis - 1)/n) < 10 %.
     torch.testing.assert_close(mine.var(0), theirs.var(0), rtol=0.25, atol=1e-5)
 
 
@@ -131,11 +130,9 @@ def test_keep_rate_and_scale_are_exact_for_latin_hypercubes(rate):
         assert ((kept - len(block) * (1 - rate)).abs() <= 1).all()
 
 
-def test_a_drop_path_is_drawn_where_nothing_was_drawn_before():
-    """Its masks need tables of permutations, made while torch.rand is under control."""
-    uniforms._table.cache_clear()
+def test_tables_of_permutations_can_be_made_while_torch_rand_is_intercepted():
     make, shape = OPERATORS["drop path"]
-    out = ours(make(), torch.ones(shape), 1000, "lhs")
+    out = ours(make(), torch.ones(shape), 1000, "lhs", seed=987654)  # no table of this seed yet
     assert 0 < (out == 0).double().mean() < 1
 
 
@@ -179,7 +176,7 @@ def test_multiplier_zero_is_eval_mode_exactly(name):
     torch.testing.assert_close(
         scores.values(ad.DET).whole, expected.flatten().double(), rtol=0, atol=2e-6
     )
-    # A multiplier at which nothing is dropped gives the same, through the masks.
+    # A multiplier so small that nothing is dropped gives the same through the masks.
     for alpha in (0, 1):
         near = scores.values(ad.Member(alpha, 1e-9)).whole
         torch.testing.assert_close(near, expected.flatten().double(), rtol=0, atol=1e-5)
@@ -208,7 +205,7 @@ def test_packed_sequences_drop_at_their_rate():
     torch.testing.assert_close(mine.std(0), theirs.std(0), rtol=0.3, atol=0)
 
 
-def test_attention_rows_that_see_nothing_give_what_torch_gives():
+def test_queries_that_see_no_key_are_finite_as_in_torch():
     class Blind(nn.Module):
         def forward(self, x):
             mask = torch.ones(3, 3, dtype=torch.bool)
@@ -222,7 +219,7 @@ def test_attention_rows_that_see_nothing_give_what_torch_gives():
     assert ours(model, x, 500, "iid").isfinite().all()
 
 
-def test_float64_and_bfloat16_models_keep_their_type():
+def test_float64_and_bfloat16_models_keep_their_dtype():
     for dtype in (torch.float64, torch.bfloat16):
         model, x = nn.Dropout(0.5), torch.ones(2, 3, dtype=dtype)
         assert ours(model, x, 500, "iid").dtype == dtype

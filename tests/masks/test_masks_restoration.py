@@ -1,3 +1,5 @@
+"""Modes, buffers, rates, hooks and generators are left as they were."""
+
 import random
 
 import numpy as np
@@ -67,7 +69,7 @@ def test_find_sites_evaluate_and_predict_leave_everything_as_it_was(case, traini
     make, inputs, rates, batch_dim, shape = CASES[case]
     model, x = make(), inputs()
     model.train(training)
-    next(iter(model.children())).train(not training)  # a mixture of modes
+    next(iter(model.children())).train(not training)  # modules in different modes
     before = snapshot(model)
     options = {"rates": rates, "batch_dim": batch_dim}
     ad.find_sites(model, x, **options)
@@ -99,18 +101,47 @@ class Failing(nn.Module):
         return out
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("at", [1, 2, 4, 6, 8])
-def test_everything_is_restored_after_an_exception_inside_forward(case, at):
+def failing(case, at):
+    """A model that fails on its n-th call, an input, options of find_sites, and targets."""
     make, inputs, rates, batch_dim, shape = CASES[case]
-    model, x = Failing(make(), at), inputs()
+    options = {"rates": tuple(f"inner.{rate}" for rate in rates), "batch_dim": batch_dim}
+    targets = torch.randint(3, shape, generator=torch.Generator())
+    return Failing(make(), at), inputs(), options, targets
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("at", [1, 4])  # in train mode; with every rate at 0 or in eval mode
+def test_everything_is_restored_after_an_exception_in_a_dry_run(case, at):
+    model, x, options, _ = failing(case, at)
     before = snapshot(model)
-    options = {"rates": tuple(f"inner.{r}" for r in rates), "batch_dim": batch_dim}
-    data = [(x, torch.randint(3, shape, generator=torch.Generator()))] * 3
-    with pytest.raises((KeyError, ad.AfterdropError)):
-        # The dry run with twice the rows may take the failure for a fixed batch size and go on.
-        ad.evaluate(model, data, grid=GRID, num_samples=4, **options)
-        raise KeyError("swallowed in the doubled dry run")
+    with pytest.raises(KeyError, match="boom"):
+        ad.find_sites(model, x, **options)
+    same(before, snapshot(model))
+
+
+@pytest.mark.parametrize(
+    ("case", "at", "rows"),
+    [
+        *((case, 2, "twice the rows") for case in CASES),
+        # The rows of "awd" share a mask, so that no single row is tried.
+        *((case, 3, "a single row") for case in CASES if case != "awd"),
+    ],
+)
+def test_a_model_that_fails_on_another_batch_size_is_not_batched_and_is_restored(case, at, rows):
+    model, x, options, _ = failing(case, at)
+    before = snapshot(model)
+    found = ad.find_sites(model, x, **options)
+    assert not found.batched and found.reason == f"the model fails on {rows}: KeyError"
+    same(before, snapshot(model))
+
+
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("at", [6, 8])
+def test_everything_is_restored_after_an_exception_in_an_evaluation(case, at):
+    model, x, options, targets = failing(case, at)
+    before = snapshot(model)
+    with pytest.raises(KeyError, match="boom"):
+        ad.evaluate(model, [(x, targets)] * 3, grid=GRID, num_samples=4, **options)
     same(before, snapshot(model))
 
 
@@ -139,7 +170,7 @@ def test_a_forward_replaced_on_an_instance_survives():
     assert model.path.__dict__["forward"] is traced
 
 
-def test_inference_inside_a_users_own_grad_mode_and_autocast_is_left_alone():
+def test_the_users_grad_mode_is_left_alone():
     model, x = mlp(), torch.randn(4, 5)
     with torch.enable_grad():
         ad.find_sites(model, x)
@@ -159,7 +190,7 @@ def test_inputs_survive_inplace_dropout_on_them():
     assert torch.equal(x, before)
 
 
-def test_inplace_dropout_on_the_input_gives_what_the_copying_form_gives():
+def test_inplace_dropout_on_the_input_gives_the_same_as_dropout_on_a_copy():
     out = nn.Linear(6, 3)
     x, y = torch.randn(1, 6), torch.randint(3, (1,))
     grid = ad.Grid((0,), (1,))
@@ -178,7 +209,7 @@ def test_inplace_dropout_on_the_input_gives_what_the_copying_form_gives():
 
 
 class StochasticBatch(nn.Module):
-    """A mask that all rows share, so that samples run one a pass."""
+    """A mask that all rows share, so that each sample needs its own pass."""
 
     def __init__(self):
         super().__init__()
@@ -188,7 +219,7 @@ class StochasticBatch(nn.Module):
         return x * self.drop(torch.ones(1, 6))
 
 
-def test_tf32_of_torchs_newer_interface_is_left_as_it_was():
+def test_tf32_set_through_the_newer_interface_is_left_as_it_was():
     place = torch.backends.cuda.matmul
     before = place.fp32_precision
     try:

@@ -1,3 +1,5 @@
+"""Uniform draws: their distribution, and what they depend on."""
+
 import numpy as np
 import pytest
 import torch
@@ -8,7 +10,7 @@ from afterdrop.masks.uniforms import Plan, site_key, uniforms
 
 SCHEMES = ("lhs", "iid", "antithetic")
 KEY = site_key(0, "layer", 0, 0)
-LEVEL = 1e-4  # of every test of a hypothesis here; the seeds are fixed
+LEVEL = 1e-4  # significance level of every statistical test here; the seeds are fixed
 
 
 def draw(plan, samples=None, examples=4, coords=(5, 6), key=KEY):
@@ -37,7 +39,7 @@ def test_every_sample_of_a_hypercube_is_uniform(size):
 
 
 def z_scores(a, b):
-    """Correlations of paired uniforms as standard normals (a, b: [pairs, n])."""
+    """Correlations of paired uniforms (a, b: [pairs, n]) as standard normal variables."""
     a, b = a - 0.5, b - 0.5
     return (12 * (a * b).mean(-1) * a.shape[-1] ** 0.5).flatten()
 
@@ -65,7 +67,7 @@ def test_neighbours_in_every_direction_are_uncorrelated(scheme):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_sites_calls_and_seeds_are_unrelated(scheme):
+def test_sites_calls_and_seeds_are_independent(scheme):
     plan = Plan(8, 5, scheme)
     base = draw(plan, examples=100).double().flatten(1)
     others = [
@@ -85,7 +87,7 @@ def test_pairs_of_units_are_independent_within_a_hypercube():
     cells = ((a * 5).long() * 5 + (b * 5).long()).flatten()
     counts = torch.bincount(cells, minlength=25).numpy()
     assert stats.chisquare(counts).pvalue > LEVEL
-    # Mean share of samples in which both of a pair are dropped at rate 0.3: standard error 0.002.
+    # Both units of a pair are dropped at rate 0.3 in 9 % of the samples: standard error 0.002.
     both = ((a < 0.3) & (b < 0.3)).double().mean()
     assert both.item() == pytest.approx(0.09, abs=0.006)
 
@@ -104,12 +106,12 @@ def test_latin_hypercubes_have_one_draw_in_each_stratum(size, parts):
 
 @pytest.mark.parametrize("size", [100, 256, 1024])
 def test_pairs_of_units_average_out_as_independent_ones_do(size):
-    """Units that share a permutation but for a rotation would not, with few permutations."""
+    """With few permutations they would not: many units would share one up to a rotation."""
     u = draw(Plan(size, 1), examples=1, coords=(8000,))[: size // 2, 0]
     signs = (u < 0.5).double() * 2 - 1
     products = (signs[:, ::2] * signs[:, 1::2]).mean(0)
-    # 4,000 pairs: the variance of independent ones is within 7 % in three standard errors; a
-    # hypercube of 128 adds a sixth (`masks.uniforms`).
+    # Three standard errors of the variance over 4,000 independent pairs are 7 %; a hypercube of
+    # 128 samples adds a sixth (`masks.uniforms`).
     assert products.square().mean().item() * (size // 2) == pytest.approx(1.1, abs=0.2)
 
 
@@ -129,7 +131,7 @@ def test_antithetic_samples_come_in_mirrored_pairs():
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_any_subset_of_samples_examples_and_coordinates_is_the_same_numbers(scheme):
+def test_any_subset_of_samples_examples_and_coordinates_has_the_same_numbers(scheme):
     plan = Plan(24, 9, scheme)
     whole = draw(plan, examples=6, coords=(4, 5))
     for samples in (range(3), range(10, 14), range(11, 24), range(23, 24)):
@@ -139,10 +141,10 @@ def test_any_subset_of_samples_examples_and_coordinates_is_the_same_numbers(sche
     assert torch.equal(draw(plan, examples=6, coords=(2, 3)), whole[:, :, :2, :3])  # padding
 
 
-def test_shared_draws_ignore_the_examples():
+def test_shared_draws_are_those_of_example_0():
     plan = Plan(4)
     shared = uniforms(plan, KEY, range(4), None, (3,))
-    assert shared.shape == (4, 1, 3)
+    assert torch.equal(shared, uniforms(plan, KEY, range(4), torch.tensor([0]), (3,)))
 
 
 GOLDEN = {
@@ -204,7 +206,7 @@ def test_golden_values(scheme):
         ({"num_samples": "8"}, "num_samples='8'"),
     ],
 )
-def test_plans_that_make_no_sense_are_refused(options, message):
+def test_invalid_plans_are_refused(options, message):
     with pytest.raises(DataError, match=message):
         Plan(**options)
 

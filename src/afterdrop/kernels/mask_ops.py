@@ -1,6 +1,6 @@
 """Masks of any site, and dropout with them, in one kernel each.
 
-The fast form of `masks.row_masks.draw_mask` and of `RowMask.drop`, to the bit, and of
+The fast form of `masks.row_masks.draw_row_mask` and of `RowMask.drop`, to the bit, and of
 `RowMask.attention`. Dropout reads its tensor and writes the result; its mask never leaves the
 registers.
 
@@ -186,15 +186,15 @@ def _viewed(x: Tensor, outside: tuple[int, int], inner: tuple[int, ...]) -> Tens
 def fused_draw_mask(
     rows: Rows, key: int, layout: Layout, like: Tensor, rates: tuple[float, ...]
 ) -> RowMask:
-    """See `masks.row_masks.draw_mask`, which does what these kernels do not."""
+    """See `masks.row_masks.draw_row_mask`, which does what these kernels do not."""
     shape = list(like.shape)
     if layout.dim is None or shape[layout.dim] % len(rows) or not like.numel():
-        return plain.draw_mask(rows, key, layout, like, rates)
+        return plain.draw_row_mask(rows, key, layout, like, rates)
     if why_not_drawn(rows.plan):
-        return plain.draw_mask(rows, key, layout, like, rates)
+        return plain.draw_row_mask(rows, key, layout, like, rates)
     found = _draws(rows.plan, like.device)
     if rows.samples.stop > (rows.samples.start // found.size + 1) * found.size:
-        return plain.draw_mask(rows, key, layout, like, rates)
+        return plain.draw_row_mask(rows, key, layout, like, rates)
     coords, at, flattened = coordinates(shape, layout, len(rows))
     examples = rows.keys(layout).to(like.device)
     draw = _MaskDraw(rows, examples, key, tuple(coords), at, rates, like, found)

@@ -13,7 +13,7 @@ from afterdrop.masks.layout import Layout
 from afterdrop.masks.mask_source import Call, Place
 from afterdrop.masks.operator_mode import OperatorMode
 from afterdrop.masks.rates import UNSCALED
-from afterdrop.masks.row_masks import RowMask, draw_mask, row_uniforms
+from afterdrop.masks.row_masks import RowMask, draw_row_mask, row_uniforms
 from afterdrop.masks.rows import Rows
 from afterdrop.masks.uniforms import site_key
 
@@ -28,7 +28,7 @@ class Control(OperatorMode):
         layouts: Where the rows lie at each place, from a dry run.
 
     Attributes:
-        draw: Draws the masks: `draw_mask`, or a faster function with the same results.
+        draw: Draws the masks: `draw_row_mask`, or a faster function with the same results.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Control(OperatorMode):
     ) -> None:
         super().__init__(model, held, rates, places=layouts)
         self.layouts = layouts
-        self.draw: Callable[..., RowMask] = draw_mask
+        self.draw: Callable[..., RowMask] = draw_row_mask
         self._rows: Rows | None = None
 
     def forward(self, rows: Rows, *args: Any, **kwargs: Any) -> Any:

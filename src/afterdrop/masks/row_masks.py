@@ -65,7 +65,7 @@ def attention_weights(scores: Tensor, causal: bool) -> Tensor:
     return scores.softmax(-1)
 
 
-def draw_mask(
+def draw_row_mask(
     rows: Rows, key: int, layout: Layout, like: Tensor, rates: tuple[float, ...]
 ) -> RowMask:
     """Draws the mask of a dropout site for every row.

@@ -25,7 +25,7 @@ from afterdrop.evaluation.scores.schema import Results
 from afterdrop.family.temperature import partitions
 from afterdrop.masks.control import Control
 from afterdrop.masks.nested_inputs import take_rows
-from afterdrop.masks.row_masks import draw_mask
+from afterdrop.masks.row_masks import draw_row_mask
 from afterdrop.masks.rows import Rows
 from afterdrop.masks.sites import Sites
 from afterdrop.masks.uniforms import Plan
@@ -42,7 +42,7 @@ class Operations:
         kernels: Whether any of these is a kernel.
     """
 
-    draw: Callable[..., Any] = draw_mask
+    draw: Callable[..., Any] = draw_row_mask
     partitions: Partitions = partitions
     sums: Callable[[EvaluationProtocol, Tensor, int], KernelAccumulator] | None = None
     kernels: bool = False
@@ -87,7 +87,11 @@ class ModelPasses:
     """
 
     def __init__(
-        self, model: nn.Module, sites: Sites, batch_dim: int, draw: Callable[..., Any] = draw_mask
+        self,
+        model: nn.Module,
+        sites: Sites,
+        batch_dim: int,
+        draw: Callable[..., Any] = draw_row_mask,
     ) -> None:
         self.control, self.batch_dim = sites.control(model), batch_dim
         self.control.draw = draw
