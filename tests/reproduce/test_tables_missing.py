@@ -10,6 +10,7 @@ from afterdrop import Scores
 from afterdrop.cli import main
 from afterdrop.errors import FileError
 from afterdrop.reproduce.tables.build_tables import paper_tables
+from afterdrop.reproduce.tables.table_input import read_table_input
 from afterdrop.reproduce.tables.table_writers import to_text
 
 SMALL = ["model.hidden_sizes=[8]", "schedule.intervals=1", "schedule.steps_per_interval=3"]
