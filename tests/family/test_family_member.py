@@ -1,4 +1,3 @@
-import json
 import math
 
 import numpy as np
@@ -53,51 +52,6 @@ def test_members_are_frozen_and_hashable():
 def test_numpy_numbers_are_numbers():
     assert ad.Member(np.float64(0.5), np.float64(1)) == ad.Member(0.5, 1)
     assert ad.Member(np.float32(0.5), np.int64(1)) == ad.Member(0.5, 1)
-
-
-@pytest.mark.parametrize(
-    "member",
-    [ad.DET, ad.GMC, ad.AMC, ad.Member(0.123456789012345, 1 / 3, 0.1 + 0.2, "sample")],
-)
-def test_members_survive_json(tmp_path, member):
-    path = tmp_path / "deep" / "member.json"
-    member.save(path)
-    assert ad.Member.load(path) == member
-    assert json.loads(path.read_text())["version"] == 1
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "{",
-        "[]",
-        "null",
-        "{}",
-        '{"kind": "other", "version": 1}',
-        '{"kind": "afterdrop-member", "version": 2}',
-        '{"kind": "afterdrop-member"}',
-        '{"kind": "afterdrop-member", "version": 1, "alpha": 1}',
-        '{"kind": "afterdrop-member", "version": 1, "alpha": 7, "multiplier": 1, '
-        '"temperature": 1, "temper": "mean"}',
-        '{"kind": "afterdrop-member", "version": 1, "alpha": "x", "multiplier": 1, '
-        '"temperature": 1, "temper": "mean"}',
-    ],
-)
-def test_foreign_member_files_are_refused(tmp_path, text):
-    path = tmp_path / "member.json"
-    path.write_text(text)
-    with pytest.raises(ad.AfterdropError):
-        ad.Member.load(path)
-
-
-def test_binary_member_files_are_refused(tmp_path):
-    path = tmp_path / "member.json"
-    path.write_bytes(b"\xff\xfe\x00\x01")
-    with pytest.raises(FileError, match="member"):
-        ad.Member.load(path)
-    with pytest.raises(FileError, match="nowhere"):
-        ad.Member.load(tmp_path / "nowhere.json")
 
 
 def test_grids_sort_and_contain_the_deterministic_member_once():

@@ -54,15 +54,20 @@ def test_the_first_line_says_what_was_gained_and_what_temperature_gives(choice):
     assert str(choice.member) in str(choice)
 
 
+def of_split(scores, split):
+    request = dataclasses.replace(scores.request, split=split)
+    return ad.Scores(dataclasses.replace(scores.protocol, request=request), scores.tensors)
+
+
 def test_scores_of_test_data_are_refused(scores):
-    test = ad.Scores(dataclasses.replace(scores.protocol, split="test"), scores.tensors)
+    test = of_split(scores, "test")
     with pytest.raises(SplitError, match="test"):
         ad.select(test)
 
 
 @pytest.mark.parametrize("split", ["Test", "TEST"])
 def test_scores_of_test_data_are_refused_however_it_is_written(scores, split):
-    test = ad.Scores(dataclasses.replace(scores.protocol, split=split), scores.tensors)
+    test = of_split(scores, split)
     with pytest.raises(SplitError, match="test"):
         ad.select(test)
 

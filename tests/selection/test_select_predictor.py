@@ -1,3 +1,5 @@
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
@@ -146,12 +148,28 @@ def test_chosen_members_predict_what_was_scored():
     assert xe == pytest.approx(expected.value, abs=0.05)
 
 
-def test_members_can_be_saved_and_used_elsewhere(tmp_path):
+def test_choices_can_be_saved_and_used_elsewhere(tmp_path):
     model, x = mlp(), torch.randn(3, 5)
-    member = ad.Member(0.25, 0.7, 1.234567890123, "sample")
-    member.save(tmp_path / "member.json")
-    loaded = ad.Member.load(tmp_path / "member.json")
-    assert torch.equal(ad.Predictor(model, loaded, 8)(x), ad.Predictor(model, member, 8)(x))
+    data = [(torch.randn(20, 5), torch.randint(3, (20,)))]
+    choice = ad.select(ad.evaluate(model, data, num_samples=8, seed=5, masks="iid"))
+    choice = dataclasses.replace(choice, member=ad.Member(0.25, 0.7, 1.234567890123, "sample"))
+    choice.save(tmp_path)
+    loaded = ad.Choice.load(tmp_path)
+    assert loaded.member == choice.member and loaded.request == choice.request
+    expected = ad.Predictor(model, choice.member, 8, 5, masks="iid")(x)
+    assert torch.equal(loaded.predictor(model)(x), expected)
+    assert str(loaded) == str(ad.Choice.load(tmp_path / "choice.json"))
+
+
+def test_a_choice_is_not_used_with_other_weights():
+    model, x = mlp(), torch.randn(3, 5)
+    data = [(torch.randn(20, 5), torch.randint(3, (20,)))]
+    choice = ad.select(ad.evaluate(model, data, num_samples=4))
+    with torch.no_grad():
+        next(model.parameters()).add_(1.0)
+    with pytest.raises(DataError, match="weights"):
+        choice.predictor(model)
+    assert choice.predictor(model, any_weights=True)(x).shape == (3, 3)
 
 
 @pytest.mark.parametrize("member", [None, "AMC", 1.0, {"alpha": 1}])

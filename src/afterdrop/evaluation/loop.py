@@ -20,7 +20,7 @@ from tqdm import tqdm
 from afterdrop.errors import AfterdropError, DataError
 from afterdrop.evaluation.batches import Batch, call, open_batches, read_batch
 from afterdrop.evaluation.chunks import Memory
-from afterdrop.evaluation.engines.dispatch import evaluation_engines
+from afterdrop.evaluation.engines.dispatch import Dispatcher, evaluation_engines
 from afterdrop.evaluation.likelihoods import Likelihood
 from afterdrop.evaluation.likelihoods.categorical import Categorical
 from afterdrop.evaluation.rank_shares import agree
@@ -67,6 +67,7 @@ def run_evaluation(
     request: Request,
     execution: Execution,
     targets: int | None = None,
+    choose_engines: Callable[..., tuple[Dispatcher, str | None]] = evaluation_engines,
 ) -> Scores:
     """Evaluates batches, and keeps finished parts where asked.
 
@@ -77,6 +78,7 @@ def run_evaluation(
         execution: How to carry it out.
         targets: Number of targets in the data, if known: results are then copied to their final
             place at once.
+        choose_engines: Chooses the engines for a model and a protocol.
     """
     check_model(model)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
@@ -88,7 +90,7 @@ def run_evaluation(
         sites = _dry_run(model, first, request)
         protocol = agree(_protocol(model, first, request, likelihood, sites), execution.ranks)
         memory = Memory.of(device, execution.memory)
-        engines, reason = evaluation_engines(model, protocol, likelihood, sites, memory)
+        engines, reason = choose_engines(model, protocol, likelihood, sites, memory)
         shown = execution.progress and execution.ranks.first
         if reason is not None and shown:
             tqdm.write(f"Evaluating without kernels, which is slower: {reason}.")

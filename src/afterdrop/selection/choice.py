@@ -195,7 +195,7 @@ class Choice:
         return text + "."
 
     def __str__(self) -> str:
-        chosen = next(c for c in self.ranking if c.member == self.member)
+        chosen = next((c for c in self.ranking if c.member == self.member), None)
         lines = [
             self.headline(),
             f"Chosen ({self.prefer}, for {self.num_samples} samples): {self.member}",

@@ -149,7 +149,7 @@ def test_a_drop_path_that_also_changes_the_shape_is_refused():
             return x[:, :3]
 
     model = nn.Sequential(nn.Linear(4, 5), MyDropPath())
-    with pytest.raises(SiteError, match=r"shape \(3, 5\), model.eval\(\) of \(3, 3\)"):
+    with pytest.raises(SiteError, match=r"shape \(3, 5\), in model.eval\(\) \(3, 3\)"):
         ad.evaluate(model, [(torch.randn(3, 4), torch.randint(3, (3,)))], num_samples=2)
 
 

@@ -75,15 +75,16 @@ def test_a_model_that_forgets_takes_two_rounds_and_one_that_does_not_all():
         assert passes.runs == 4 * rounds, kept
 
 
-def test_texts_whose_states_do_not_fit_come_in_sections(monkeypatch):
+def test_texts_whose_states_do_not_fit_come_in_sections():
     text = EvalStripes(TEXT.long(), 0, 2, 4, lines=False)  # 13 windows
-    monkeypatch.setattr(carry, "_BYTES", 5 * 2 * 2 * 2 * 8)  # states of five
     passes = Leaky(4, 1.0)
-    assert_states(list(carry.carried_states(passes, text)), chain(text, 1.0), 0)
+    states_of_five = 5 * 2 * 2 * 2 * 8
+    found = list(carry.carried_states(passes, text, states_of_five))
+    assert_states(found, chain(text, 1.0), 0)
     assert passes.runs == 2 * 3 + 2 * 3 + 2 * 2  # two pieces of three, three and two windows
 
 
-def test_states_that_are_no_numbers_end_the_rounds():
+def test_nan_states_end_the_rounds():
     text = EvalStripes(TEXT.long(), 0, 1, 4, lines=False)
     passes = Leaky(7, math.nan)
     *_, last = carry.carried_states(passes, text)

@@ -161,18 +161,28 @@ def test_logits_and_targets_that_are_each_others_transpose_are_refused():
         ad.evaluate(TimeMajor(), [(x, y)], **OPTIONS)
 
 
-def test_classes_in_the_second_dimension_are_refused():
+def test_classes_in_the_second_dimension_need_class_dim():
     class Segmenter(nn.Module):
-        def __init__(self):
+        def __init__(self, second):
             super().__init__()
-            self.inner = mlp()
+            torch.manual_seed(2)
+            self.inner, self.second = mlp(), second
 
         def forward(self, x):
-            return self.inner(x).transpose(1, 2)
+            logits = self.inner(x)
+            return logits.transpose(1, 2) if self.second else logits
 
     x, y = sequences()
-    with pytest.raises(DataError, match="last dimension"):
-        ad.evaluate(Segmenter(), [(x, y)], **OPTIONS)
+    model, other = Segmenter(second=True), Segmenter(second=False)
+    with pytest.raises(DataError, match="class_dim=-1"):
+        ad.evaluate(model, [(x, y)], **OPTIONS)
+    with pytest.raises(DataError, match="no dimension class_dim=3"):
+        ad.evaluate(model, [(x, y)], class_dim=3, **OPTIONS)
+    found = ad.evaluate(model, [(x, y)], class_dim=1, **OPTIONS)
+    same(found, ad.evaluate(other, [(x, y)], **OPTIONS))
+    for member in (ad.DET, ad.AMC):
+        log_probs = ad.Predictor(model, member, 4, class_dim=1)(x)
+        torch.testing.assert_close(log_probs.transpose(1, 2), ad.Predictor(other, member, 4)(x))
 
 
 def test_images_of_targets():

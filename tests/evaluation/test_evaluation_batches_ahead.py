@@ -7,28 +7,31 @@ import torch
 
 import afterdrop as ad
 from afterdrop.errors import DataError
-from afterdrop.evaluation.api import Settings, run_evaluation
-from afterdrop.evaluation.engines.generic import Worker
-from afterdrop.evaluation.pipeline import behind
+from afterdrop.evaluation.engines.dispatch import Dispatcher, EngineMaker, evaluation_engines
+from afterdrop.evaluation.loop import Execution, behind, run_evaluation
+from afterdrop.evaluation.request import Request
 from afterdrop.evaluation.scores.scores_file import read_tensors
 from afterdrop.masks.uniforms import Plan
 from oracles.zoo import mlp
 
 N = 6  # batches
+REQUEST = Request(ad.Grid((0, 0.5, 1), (0, 0.5, 1)), Plan(4), temperatures=(0.25, 4.0))
 
 
-class Ahead(Worker):
+class Ahead:
     """Works on a batch when it is begun, gives its results when the next one is begun."""
 
-    ahead = 1
-    fails_to_begin = fails_to_finish = None
-    events: list
+    kernels = False
+
+    def __init__(self, engine, ahead, fails_to_begin, fails_to_finish, events):
+        self.engine, self.ahead, self.events = engine, ahead, events
+        self.fails_to_begin, self.fails_to_finish = fails_to_begin, fails_to_finish
 
     def begin(self, batch, number):
         self.events.append(f"begin {number}")
         if number == self.fails_to_begin:
             raise RuntimeError("cannot begin")
-        found = self.batch(batch, number)
+        found = self.engine.begin(batch, number)()
 
         def results():
             self.events.append(f"finish {number}")
@@ -38,9 +41,31 @@ class Ahead(Worker):
 
         return results
 
+    def __getattr__(self, name):
+        return getattr(self.engine, name)
 
-def kind(**attributes):
-    return type("Kind", (Ahead,), {"events": [], **attributes})
+
+def evaluated(
+    model,
+    data,
+    resume=None,
+    targets=None,
+    ahead=1,
+    fails_to_begin=None,
+    fails_to_finish=None,
+    events=None,
+):
+    def choose(model, protocol, likelihood, sites, memory):
+        plain, _ = evaluation_engines(model, protocol, likelihood, sites, memory)
+        noted = [] if events is None else events
+        made = Ahead(plain.engine, ahead, fails_to_begin, fails_to_finish, noted)
+        return Dispatcher([EngineMaker(lambda: made, kernels=False)], memory, "the test"), None
+
+    return run_evaluation(model, data, REQUEST, Execution(resume=resume), targets, choose)
+
+
+def plain(model, data):
+    return run_evaluation(model, data, REQUEST, Execution())
 
 
 @pytest.fixture
@@ -48,11 +73,6 @@ def world():
     torch.manual_seed(0)
     data = [(torch.randn(4, 5), torch.randint(3, (4,))) for _ in range(N)]
     return mlp(), data
-
-
-def settings(resume=None):
-    grid = ad.Grid((0, 0.5, 1), (0, 0.5, 1))
-    return Settings(grid, Plan(4), temperatures=(0.25, 4.0), resume=resume)
 
 
 def assert_same(found, wanted):
@@ -68,39 +88,33 @@ def finished(folder):
 
 
 def test_each_batch_is_begun_before_the_one_before_it_is_finished(world):
-    worker = kind()
-    found = run_evaluation(*world, settings(), worker)
-    assert_same(found, run_evaluation(*world, settings()))
+    events = []
+    assert_same(evaluated(*world, events=events), plain(*world))
     middle = itertools.chain(*([f"begin {n}", f"finish {n - 1}"] for n in range(1, N)))
-    assert worker.events == ["begin 0", *middle, f"finish {N - 1}"]
+    assert events == ["begin 0", *middle, f"finish {N - 1}"]
 
 
-def test_other_workers_finish_a_batch_before_the_next_is_asked_for(world):
+def test_other_engines_finish_a_batch_before_the_next_is_asked_for(world):
     """A plain evaluation holds one batch at a time, and a sampled carry needs the one before."""
     model, data = world
     events = []
-
-    class Plain(Worker):
-        def batch(self, batch, number):
-            events.append(f"batch {number}")
-            return super().batch(batch, number)
 
     def noted():
         for number, item in enumerate(data[:3]):
             events.append(f"data {number}")
             yield item
 
-    run_evaluation(model, noted(), settings(), Plain)
-    assert events == ["data 0", "batch 0", "data 1", "batch 1", "data 2", "batch 2"]
+    evaluated(model, noted(), ahead=0, events=events)
+    assert events == [f"{what} {n}" for n in range(3) for what in ("data", "begin", "finish")]
 
 
 @pytest.mark.parametrize("at", [1, 3, N - 1])
 def test_a_batch_that_cannot_begin_does_not_lose_the_one_before(world, tmp_path, at):
     with pytest.raises(RuntimeError, match="cannot begin"):
-        run_evaluation(*world, settings(tmp_path / "p"), kind(fails_to_begin=at))
+        evaluated(*world, tmp_path / "p", fails_to_begin=at)
     assert finished(tmp_path / "p") == list(range(at))
-    resumed = run_evaluation(*world, settings(tmp_path / "p"), kind())
-    assert_same(resumed, run_evaluation(*world, settings()))
+    resumed = evaluated(*world, tmp_path / "p")
+    assert_same(resumed, plain(*world))
 
 
 @pytest.mark.parametrize("targets", [None, 4 * N])
@@ -108,10 +122,10 @@ def test_a_batch_that_cannot_begin_does_not_lose_the_one_before(world, tmp_path,
 def test_a_batch_that_cannot_finish_is_done_again(world, tmp_path, at, targets):
     """The one begun after it is not there yet, and is done again too."""
     with pytest.raises(RuntimeError, match="cannot finish"):
-        run_evaluation(*world, settings(tmp_path / "p"), kind(fails_to_finish=at), targets)
+        evaluated(*world, tmp_path / "p", targets, fails_to_finish=at)
     assert finished(tmp_path / "p") == list(range(at))
-    resumed = run_evaluation(*world, settings(tmp_path / "p"), kind(), targets)
-    assert_same(resumed, run_evaluation(*world, settings()))
+    resumed = evaluated(*world, tmp_path / "p", targets)
+    assert_same(resumed, plain(*world))
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError("disk")], ids=repr)
@@ -124,19 +138,19 @@ def test_data_that_end_early_lose_nothing(world, tmp_path, at, error):
         raise error
 
     with pytest.raises(type(error)):
-        run_evaluation(model, ending(), settings(tmp_path / "p"), kind())
+        evaluated(model, ending(), tmp_path / "p")
     assert finished(tmp_path / "p") == list(range(at))
-    worker = kind()
-    resumed = run_evaluation(model, data, settings(tmp_path / "p"), worker)
-    assert worker.events[:2] == [f"begin {at}", f"begin {at + 1}"]
-    assert_same(resumed, run_evaluation(model, data, settings()))
+    events = []
+    resumed = evaluated(model, data, tmp_path / "p", events=events)
+    assert events[:2] == [f"begin {at}", f"begin {at + 1}"]
+    assert_same(resumed, plain(model, data))
 
 
 def test_a_bad_batch_is_refused_after_those_before_it(world, tmp_path):
     model, data = world
     bad = [*data[:2], (data[2][0], torch.full((4,), 7)), *data[3:]]
     with pytest.raises(DataError, match="batch 2"):
-        run_evaluation(model, bad, settings(tmp_path / "p"), kind())
+        evaluated(model, bad, tmp_path / "p")
     assert finished(tmp_path / "p") == [0, 1]
 
 

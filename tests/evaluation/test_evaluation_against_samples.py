@@ -60,15 +60,15 @@ def test_metrics_at_every_temperature(world, member, temperature):
     log_p = direct(lp, member)
     close(scores.values(member).whole, -oracle.at(log_p, y), 1e-4)
     close(scores.xe(member).value, -oracle.at(log_p, y).mean())
-    close(scores.perplexity(member), np.exp(-oracle.at(log_p, y).mean()), 1e-4)
+    close(scores.perplexity(member).value, np.exp(-oracle.at(log_p, y).mean()), 1e-4)
     close(scores.confidence(member), np.exp(log_p.max(-1)))
     correct = log_p.argmax(-1) == y
     assert scores.accuracy(member).value == pytest.approx(correct.mean())
     close(scores.brier(member).value, oracle.brier(log_p, y).mean())
     close(scores.entropy(member).value, oracle.entropy(log_p).mean(), 2e-4)
     confidence = np.exp(log_p.max(-1))
-    close(scores.ece(member), oracle.ece_width(confidence, correct, 15), 1e-4)
-    close(scores.ece(member, 7, "mass"), oracle.ece_mass(confidence, correct, 7), 1e-4)
+    close(scores.ece(member).value, oracle.ece_width(confidence, correct, 15), 1e-4)
+    close(scores.ece(member, 7, "mass").value, oracle.ece_mass(confidence, correct, 7), 1e-4)
 
 
 @pytest.mark.parametrize("multiplier", MULTIPLIERS)

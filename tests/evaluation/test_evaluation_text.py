@@ -1,5 +1,4 @@
 import dataclasses
-import sys
 
 import pytest
 import torch
@@ -7,8 +6,11 @@ import torch.nn.functional as F
 
 import afterdrop as ad
 from afterdrop.errors import DataError
-from afterdrop.evaluation.api import Settings
-from afterdrop.evaluation.engines.text import StreamSettings, evaluate_text
+from afterdrop.evaluation.engines.integrated_mean import IntegratedMean
+from afterdrop.evaluation.loop import Execution
+from afterdrop.evaluation.request import Request, StreamSettings
+from afterdrop.evaluation.text_evaluation import run_text
+from afterdrop.family.temperature import partitions
 from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel, LanguageModelConfig, product
 from afterdrop.selection import StreamPredictor
@@ -40,9 +42,10 @@ def text():
     return torch.randint(0, 11, (203,), generator=generator)
 
 
-def settings(**changes):
-    base = Settings(ad.Grid((0, 0.5, 1), (0, 0.5, 1)), Plan(8))
-    return dataclasses.replace(base, **changes)
+def evaluated(model, text, stream, grid=None, plan=None, **execution):
+    grid, plan = grid or ad.Grid((0, 0.5, 1), (0, 0.5, 1)), plan or Plan(8)
+    request = Request(grid, plan, stream=stream)
+    return run_text(model, text, EOS, request, Execution(**execution), lines=False)
 
 
 def values(scores, member):
@@ -55,7 +58,7 @@ def test_weights_that_are_packed_for_the_cpu_give_the_same_scores(text, monkeypa
     assert model.stack.layers[0].weight_h.numel() >= product.PACK_FROM_ELEMENTS
 
     def scores():
-        return evaluate_text(model, text, EOS, settings(), StreamSettings(time=10), lines=False)
+        return evaluated(model, text, StreamSettings(window=10))
 
     packed = scores()
     monkeypatch.setattr(product, "PACK_FROM_ELEMENTS", 2**62)
@@ -67,7 +70,7 @@ def test_weights_that_are_packed_for_the_cpu_give_the_same_scores(text, monkeypa
 
 
 def test_deterministic_scores_are_those_of_one_pass_over_the_stream(model, text):
-    scores = evaluate_text(model, text, EOS, settings(), StreamSettings(time=10), lines=False)
+    scores = evaluated(model, text, StreamSettings(window=10))
     inputs = torch.cat([torch.tensor([EOS]), text[:-1]])
     with torch.no_grad():
         logits, _ = model(inputs.unsqueeze(0))
@@ -78,17 +81,15 @@ def test_deterministic_scores_are_those_of_one_pass_over_the_stream(model, text)
 
 @pytest.mark.parametrize("windows", [1, 3, 100])
 def test_windows_handed_over_together_do_not_change_the_scores(model, text, windows):
-    one = evaluate_text(model, text, EOS, settings(), StreamSettings(time=10), lines=False)
-    other = evaluate_text(
-        model, text, EOS, settings(), StreamSettings(time=10, windows=windows), lines=False
-    )
+    one = evaluated(model, text, StreamSettings(window=10))
+    other = evaluated(model, text, StreamSettings(window=10), windows=windows)
     for member in one.members:
         torch.testing.assert_close(values(one, member), values(other, member), rtol=1e-4, atol=1e-5)
 
 
 def test_sampled_carry_equals_the_stream_predictor_sample_by_sample(model, text):
-    stream = StreamSettings(time=10, carry="sampled")
-    scores = evaluate_text(model, text, EOS, settings(), stream, lines=False)
+    stream = StreamSettings(window=10, carry="sampled")
+    scores = evaluated(model, text, stream)
     member = ad.Member(0.5, 1.0)
     predict = StreamPredictor(model, member, num_samples=8, stream=stream)
     inputs = torch.cat([torch.tensor([EOS]), text[:-1]])
@@ -97,23 +98,25 @@ def test_sampled_carry_equals_the_stream_predictor_sample_by_sample(model, text)
     torch.testing.assert_close(values(scores, member), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_memory_that_shrinks_midway_does_not_change_a_sampled_stream(model, text, monkeypatch):
-    """Carried states are those of the samples that ran together."""
-    module, found = sys.modules[StreamPredictor.__module__], []
-    for budgets in ([2**28] * 3, [2**28, 2**14, 2**14]):
-        left = iter(budgets)
-        monkeypatch.setattr(module, "memory_budget", lambda *_, left=left: (next(left),) * 2)
-        stream = StreamSettings(time=10, carry="sampled")
-        predict = StreamPredictor(model, ad.AMC, num_samples=20, stream=stream)
-        found.append(torch.cat([predict(part.unsqueeze(0))[0] for part in text[:30].split(10)]))
+def test_memory_that_shrinks_midway_does_not_change_a_sampled_stream(model, text):
+    """Carried states are those of the samples that ran together, so chunks are planned once."""
+    found = []
+    for later in (2**28, 2**20):
+        stream = StreamSettings(window=10, carry="sampled")
+        predict = StreamPredictor(model, ad.AMC, num_samples=20, stream=stream, memory=2**28)
+        parts = []
+        for part in text[:30].split(10):
+            parts.append(predict(part.unsqueeze(0))[0])
+            predict._engines.memory.budget = later
+        found.append(torch.cat(parts))
     torch.testing.assert_close(*found)
 
 
 @pytest.mark.parametrize("masks", ["lhs", "iid", "antithetic"])
 def test_deterministic_carry_equals_the_stream_predictor(model, text, masks):
-    stream = StreamSettings(time=10)
+    stream = StreamSettings(window=10)
     plan = Plan(8, scheme=masks)
-    scores = evaluate_text(model, text, EOS, settings(plan=plan), stream, lines=False)
+    scores = evaluated(model, text, stream, plan=plan)
     member = scores.fit(ad.Member(1.0, 0.5)).member
     predict = StreamPredictor(model, member, num_samples=8, stream=stream, masks=masks)
     inputs = torch.cat([torch.tensor([EOS]), text[:-1]])
@@ -124,7 +127,7 @@ def test_deterministic_carry_equals_the_stream_predictor(model, text, masks):
 
 def test_carries_agree_in_the_first_window_and_differ_later(model, text):
     scores = [
-        evaluate_text(model, text, EOS, settings(), StreamSettings(10, carry=carry), lines=False)
+        evaluated(model, text, StreamSettings(10, carry=carry))
         for carry in ("deterministic", "sampled")
     ]
     first, second = (values(s, ad.AMC) for s in scores)
@@ -133,8 +136,8 @@ def test_carries_agree_in_the_first_window_and_differ_later(model, text):
 
 
 def test_a_stream_lifetime_keeps_shared_masks_and_redraws_the_others(model, text):
-    short = StreamSettings(time=5, carry="sampled", lifetime="stream")
-    long = StreamSettings(time=10, carry="sampled", lifetime="stream")
+    short = StreamSettings(window=5, carry="sampled", lifetime="stream")
+    long = StreamSettings(window=10, carry="sampled", lifetime="stream")
     # With shared masks only, the window length no longer matters.
     shared = LanguageModel(
         dataclasses.replace(
@@ -142,10 +145,10 @@ def test_a_stream_lifetime_keeps_shared_masks_and_redraws_the_others(model, text
         )
     )
     shared.load_state_dict(model.state_dict())
-    a, b = (evaluate_text(shared, text, EOS, settings(), s, lines=False) for s in (short, long))
+    a, b = (evaluated(shared, text, s) for s in (short, long))
     torch.testing.assert_close(values(a, ad.AMC), values(b, ad.AMC), rtol=1e-4, atol=1e-4)
-    per_window = StreamSettings(time=5, carry="sampled")
-    c = evaluate_text(shared, text, EOS, settings(), per_window, lines=False)
+    per_window = StreamSettings(window=5, carry="sampled")
+    c = evaluated(shared, text, per_window)
     assert not torch.allclose(values(a, ad.AMC), values(c, ad.AMC), atol=1e-3)
     # So windows share masks, and their errors from them.
     assert a.protocol.shared and not c.protocol.shared
@@ -155,21 +158,12 @@ def test_a_stream_lifetime_keeps_shared_masks_and_redraws_the_others(model, text
 
 def test_integrated_output_dropout_estimates_the_same_member_with_less_variance(model, text):
     grid = ad.Grid((0,), (0, 1))
-    exact = evaluate_text(
-        model, text, EOS, settings(grid=grid, plan=Plan(1024)), StreamSettings(10), lines=False
-    )
+    exact = evaluated(model, text, StreamSettings(10), grid=grid, plan=Plan(1024))
     truth = exact.integrated(ad.GMC).at(float("inf")).mean()
     assert abs(truth - values(exact, ad.GMC).mean()) < 0.01
     plain, integrated = [], []
     for seed in range(6):
-        few = evaluate_text(
-            model,
-            text,
-            EOS,
-            settings(grid=grid, plan=Plan(8, seed)),
-            StreamSettings(10),
-            lines=False,
-        )
+        few = evaluated(model, text, StreamSettings(10), grid, Plan(8, seed))
         plain.append(few.values(ad.GMC).at(float("inf")).mean() - truth)
         integrated.append(few.integrated(ad.GMC).at(float("inf")).mean() - truth)
     assert torch.stack(integrated).square().mean() < torch.stack(plain).square().mean()
@@ -177,20 +171,27 @@ def test_integrated_output_dropout_estimates_the_same_member_with_less_variance(
         exact.integrated(ad.AMC)
 
 
-def test_integrated_means_do_not_depend_on_how_many_targets_are_held(model, text, monkeypatch):
-    def scores():
-        return evaluate_text(model, text, EOS, settings(), StreamSettings(10), lines=False)
-
-    whole = scores()
-    module = sys.modules["afterdrop.evaluation.engines.integrated_mean"]
-    monkeypatch.setattr(module, "_ELEMENTS", 7 * 11)  # three targets of two multipliers
-    for name, tensor in scores().tensors.items():  # products of other sizes round otherwise
-        torch.testing.assert_close(tensor, whole.tensors[name], rtol=1e-5, atol=1e-5)
+def test_integrated_means_do_not_depend_on_how_many_targets_are_held(model, text):
+    protocol = evaluated(model, text, StreamSettings(10)).protocol
+    features = torch.randn(10, 2 * 4 * 3, 12, generator=torch.Generator().manual_seed(2))
+    targets, counts = text[:30], torch.ones(30, dtype=torch.bool)
+    found = []
+    for elements in (2**26, 7 * 11):  # all targets, and three of two multipliers at a time
+        mean = IntegratedMean(
+            model, protocol, targets, counts, lambda: features, partitions, elements
+        )
+        for _ in range(2):
+            mean.add(torch.empty(4, 2, 30, 0))
+            mean.end_block()
+        found.append(mean.results())
+    assert found[0].keys() == found[1].keys()
+    for name, tensor in found[1].items():  # products of other sizes round differently
+        torch.testing.assert_close(tensor, found[0][name], rtol=1e-5, atol=1e-5)
 
 
 def test_an_interrupted_sampled_carry_goes_on_with_its_states(model, text, tmp_path, monkeypatch):
-    stream = StreamSettings(time=10, carry="sampled")
-    whole = evaluate_text(model, text, EOS, settings(), stream, lines=False)
+    stream = StreamSettings(window=10, carry="sampled")
+    whole = evaluated(model, text, stream)
     calls = {"left": 40}
     original = LanguageModel.forward
 
@@ -202,24 +203,28 @@ def test_an_interrupted_sampled_carry_goes_on_with_its_states(model, text, tmp_p
 
     monkeypatch.setattr(LanguageModel, "forward", failing)
     with pytest.raises(KeyboardInterrupt):
-        evaluate_text(model, text, EOS, settings(resume=tmp_path / "p"), stream, lines=False)
+        evaluated(model, text, stream, resume=tmp_path / "p")
     assert list((tmp_path / "p").glob("part-*"))
     monkeypatch.setattr(LanguageModel, "forward", original)
-    resumed = evaluate_text(model, text, EOS, settings(resume=tmp_path / "p"), stream, lines=False)
+    resumed = evaluated(model, text, stream, resume=tmp_path / "p")
     for name, tensor in whole.tensors.items():
         assert torch.equal(tensor, resumed.tensors[name]), name
 
 
 def test_stripes_cover_every_token_once_and_padding_does_not_count(model, text):
-    scores = evaluate_text(model, text, EOS, settings(), StreamSettings(10, stripes=7), lines=False)
+    scores = evaluated(model, text, StreamSettings(10, stripes=7))
     assert scores.num_targets == len(text)
     assert torch.equal(scores.targets.sort().values, text.sort().values)
-    assert dict(scores.protocol.stream)["stripes"] == 7
+    assert scores.request.stream.stripes == 7
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
-    [({"carry": "none"}, "carry='none'"), ({"lifetime": "x"}, "lifetime"), ({"time": 0}, "time=0")],
+    [
+        ({"carry": "none"}, "carry='none'"),
+        ({"lifetime": "x"}, "lifetime"),
+        ({"window": 0}, "window=0"),
+    ],
 )
 def test_bad_stream_settings_are_named(change, message):
     with pytest.raises(DataError, match=message):
