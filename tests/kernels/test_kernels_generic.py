@@ -10,9 +10,7 @@ import afterdrop as ad
 from afterdrop.kernels import mask_ops
 from afterdrop.kernels.family_sums import LOWEST_MEAN_LOG_P
 from afterdrop.kernels.mask_ops import fused_draw_mask
-from afterdrop.masks.layout import Layout
-from afterdrop.masks.row_masks import draw_row_mask
-from afterdrop.masks.rows import Rows
+from afterdrop.masks.rows import Layout, Rows, draw_row_mask
 from afterdrop.masks.uniforms import Plan, site_key
 
 pytest.importorskip("triton", reason="kernels need Triton")

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from afterdrop.errors import DataError
 from afterdrop.evaluation.likelihoods import Likelihood
-from afterdrop.masks.nested_inputs import take_rows, tensors
+from afterdrop.masks.model_call import take_rows, tensors
 from afterdrop.transfer import upload
 
 

@@ -30,8 +30,7 @@ from afterdrop.evaluation.resume_store import ResumeStore
 from afterdrop.evaluation.scores.schema import name_of
 from afterdrop.evaluation.scores.scores import Scores
 from afterdrop.family.temperature import Nodes
-from afterdrop.masks.eval_mode import eval_mode
-from afterdrop.masks.nested_inputs import take_rows
+from afterdrop.masks.model_call import eval_mode, take_rows
 from afterdrop.masks.sites import Sites, check_model, find_sites
 from afterdrop.models.fingerprint import fingerprint
 from afterdrop.ranks import SINGLE_PROCESS, Ranks
@@ -88,7 +87,9 @@ def run_evaluation(
         head, stream, total = open_batches(batches)
         first = read_batch(head, 0, execution.first_example, device, likelihood)
         sites = _dry_run(model, first, request)
-        protocol = agree(_protocol(model, first, request, likelihood, sites), execution.ranks)
+        protocol = _protocol(model, first, request, likelihood, sites)
+        if execution.ranks.count > 1:
+            protocol = agree(protocol, execution.ranks)
         memory = Memory.of(device, execution.memory)
         engines, reason = choose_engines(model, protocol, likelihood, sites, memory)
         shown = execution.progress and execution.ranks.first

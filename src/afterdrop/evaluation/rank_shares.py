@@ -31,8 +31,6 @@ def agree(protocol: Protocol, ranks: Ranks) -> Protocol:
     Raises:
         ScoresError: If they do not; names the first difference.
     """
-    if ranks.count == 1:
-        return protocol
     first, *others = map(Protocol.from_json, ranks.gather(protocol.to_json()))
     for rank, other in enumerate(others, start=1):
         # The bracket comes from logits, whose last bits differ between devices: rank 0's counts.

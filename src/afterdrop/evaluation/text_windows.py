@@ -15,7 +15,7 @@ from afterdrop.evaluation.chunks import Memory
 from afterdrop.evaluation.engines.dispatch import fused_text_reason
 from afterdrop.evaluation.loop import Execution
 from afterdrop.evaluation.request import Request, StreamSettings
-from afterdrop.masks.eval_mode import eval_mode
+from afterdrop.masks.model_call import eval_mode
 from afterdrop.models import LanguageModel
 from afterdrop.transfer import upload
 

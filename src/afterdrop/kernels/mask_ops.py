@@ -1,6 +1,6 @@
 """Masks of any site, and dropout with them, in one kernel each.
 
-The fast form of `masks.row_masks.draw_row_mask` and of `RowMask.drop`, to the bit, and of
+The fast form of `masks.rows.draw_row_mask` and of `RowMask.drop`, to the bit, and of
 `RowMask.attention`. Dropout reads its tensor and writes the result; its mask never leaves the
 registers.
 
@@ -20,10 +20,8 @@ from torch import Tensor
 
 from afterdrop.kernels import mask_kernels
 from afterdrop.kernels.uniform import Draws, cuts, draws, why_not_drawn
-from afterdrop.masks import row_masks as plain
-from afterdrop.masks.layout import Layout, coordinates
-from afterdrop.masks.row_masks import RowMask
-from afterdrop.masks.rows import Rows
+from afterdrop.masks import rows as plain
+from afterdrop.masks.rows import Layout, RowMask, Rows, coordinates
 from afterdrop.masks.uniforms import hashed
 
 _MOST_SAMPLES, _MOST_UNITS = 16, 128  # of a block
@@ -186,7 +184,7 @@ def _viewed(x: Tensor, outside: tuple[int, int], inner: tuple[int, ...]) -> Tens
 def fused_draw_mask(
     rows: Rows, key: int, layout: Layout, like: Tensor, rates: tuple[float, ...]
 ) -> RowMask:
-    """See `masks.row_masks.draw_row_mask`, which does what these kernels do not."""
+    """See `masks.rows.draw_row_mask`, which does what these kernels do not."""
     shape = list(like.shape)
     if layout.dim is None or shape[layout.dim] % len(rows) or not like.numel():
         return plain.draw_row_mask(rows, key, layout, like, rates)

@@ -1,21 +1,149 @@
-"""Control of every dropout site of a module: forward passes with masks that are given.
+"""Control of every random operator of a module's forward pass.
 
-Legend: M multipliers, S samples, B examples.
+A torch function mode intercepts the operators. While it is prepared, modules are in train mode,
+except those whose training does something other than dropout (normalisation statistics, noise), so
+code that is gated on `self.training` reaches its dropout. On exit, each module's mode, declared
+rate and replaced forward is restored, even after an exception.
 """
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import abc
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, Self
 
+import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from afterdrop.errors import SiteError
-from afterdrop.masks.layout import Layout
-from afterdrop.masks.mask_source import Call, Place
-from afterdrop.masks.operator_mode import OperatorMode
-from afterdrop.masks.rates import UNSCALED
-from afterdrop.masks.row_masks import RowMask, draw_row_mask, row_uniforms
-from afterdrop.masks.rows import Rows
+from afterdrop.masks.operators import HANDLERS, Call, Place
+from afterdrop.masks.rates import UNSCALED, Multipliers, scaled_attributes
+from afterdrop.masks.rows import Layout, RowMask, Rows, draw_row_mask, row_uniforms
+from afterdrop.masks.stochastic_depth import replaced_forwards
 from afterdrop.masks.uniforms import site_key
+
+
+class _Frame:
+    """A running module: its name, which call of it this is, and its random operations so far."""
+
+    def __init__(self, name: str, call: int, held: bool) -> None:
+        self.name, self.call, self.held, self.operations = name, call, held, 0
+
+
+class OperatorMode(TorchFunctionMode, abc.ABC):
+    """Intercepts the random operators of a model; subclasses supply the masks (`MaskSource`).
+
+    Args:
+        model: The module.
+        held: Names of modules that stay in eval mode.
+        rates: Declared attributes that hold the rates of masks which the model draws itself.
+        places: Where dropout ran while no module was held. In held modules, dropout that their
+            mode switches off is forced on at these places.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        held: frozenset[str] = frozenset(),
+        rates: Sequence[str] = (),
+        places: Collection[Place] = (),
+    ) -> None:
+        super().__init__()
+        self.model, self.held, self.rates = model, held, tuple(rates)
+        self.places = frozenset(places)
+        self.names = {id(module): name for name, module in model.named_modules()}
+        self._frames: list[_Frame] = []
+        self._calls: Counter[str] = Counter()
+
+    @abc.abstractmethod
+    def mask(
+        self, op: str, rate: float, like: Tensor, value: Tensor, call: Call | None = None
+    ) -> RowMask | None:
+        """See `MaskSource.mask`."""
+
+    @abc.abstractmethod
+    def uniforms(self, op: str, rate: float | None, like: Tensor) -> Tensor:
+        """See `MaskSource.uniforms`."""
+
+    def locate(self) -> Call:
+        """See `MaskSource.locate`."""
+        if not self._frames:
+            raise SiteError("a random operation ran outside the model's forward pass")
+        frame = self._frames[-1]
+        place = Place(frame.name, frame.operations)
+        frame.operations += 1
+        return Call(place, frame.call)
+
+    def is_forced(self, call: Call) -> bool:
+        """See `MaskSource.is_forced`."""
+        return self._frames[-1].held and call.place in self.places
+
+    @property
+    def module(self) -> str:
+        """The name of the running module."""
+        return self._frames[-1].name if self._frames else ""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        handler = HANDLERS.get(func)
+        if handler is None:
+            return func(*args, **(kwargs or {}))
+        return handler(self, func, *args, **(kwargs or {}))
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """One forward pass of the model, whose random operators are intercepted."""
+        self._calls.clear()
+        self._frames.clear()
+        with self:
+            return self.model(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[Self]:
+        """Follows which module is running, and changes nothing."""
+        register = torch.nn.modules.module
+        hooks = [
+            register.register_module_forward_pre_hook(self._enter),
+            register.register_module_forward_hook(self._leave, always_call=True),
+        ]
+        try:
+            yield self
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _enter(self, module: nn.Module, args: Any) -> None:
+        name = self.names.get(id(module), "(outside)")
+        self._frames.append(_Frame(name, self._calls[name], name in self.held))
+        self._calls[name] += 1
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        if self._frames:
+            self._frames.pop()
+
+    @contextlib.contextmanager
+    def prepared(
+        self, multipliers: Multipliers | Sequence[float] | float = UNSCALED
+    ) -> Iterator[Self]:
+        """Sets the modules' modes and scales the declared rates; restores all of it on exit.
+
+        Args:
+            multipliers: Of the declared rates. More than one is an error if there are any.
+        """
+        modes = [(module, module.training) for module in self.model.modules()]
+        try:
+            for name, module in self.model.named_modules():
+                module.training = name not in self.held
+            with (
+                scaled_attributes(self.model, self.rates, Multipliers.of(multipliers)),
+                replaced_forwards(self.model, self),
+                self.watching(),
+            ):
+                yield self
+        finally:
+            for module, mode in modes:
+                module.training = mode
 
 
 class Control(OperatorMode):

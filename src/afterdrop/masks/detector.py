@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from afterdrop.masks.operator_mode import OperatorMode
+from afterdrop.masks.control import OperatorMode
 
 
 class Draw(NamedTuple):

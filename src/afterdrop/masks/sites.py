@@ -19,15 +19,12 @@ import torch
 from torch import nn
 
 from afterdrop.errors import SiteError
-from afterdrop.masks.batching import find_layouts
 from afterdrop.masks.control import Control
-from afterdrop.masks.discovery import check_declared, confirm, discover
-from afterdrop.masks.dry_run import DryRun
-from afterdrop.masks.eval_equivalence import check_eval_output
-from afterdrop.masks.layout import Layout
-from afterdrop.masks.mask_source import Place
-from afterdrop.masks.model_output import full_precision
-from afterdrop.masks.recorder import Visit
+from afterdrop.masks.discovery import check_declared, check_eval_output, confirm, discover
+from afterdrop.masks.dry_run import DryRun, Visit, find_layouts
+from afterdrop.masks.model_call import full_precision
+from afterdrop.masks.operators import Place
+from afterdrop.masks.rows import Layout
 
 _NORMS = nn.modules.batchnorm._NormBase
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from afterdrop.masks.mask_source import MaskSource
+from afterdrop.masks.operators import MaskSource
 
 
 def drop_path_rate(module: nn.Module) -> float | None:

@@ -17,9 +17,7 @@ from afterdrop.evaluation.likelihoods.categorical import Categorical
 from afterdrop.evaluation.request import Request
 from afterdrop.evaluation.scores.schema import Results
 from afterdrop.family.member import Grid, Member
-from afterdrop.masks.eval_mode import eval_mode
-from afterdrop.masks.model_output import output_tensor
-from afterdrop.masks.nested_inputs import batch_size
+from afterdrop.masks.model_call import batch_size, eval_mode, output_tensor
 from afterdrop.masks.rows import Rows
 from afterdrop.masks.sites import Sites, find_sites
 from afterdrop.masks.uniforms import Plan, Scheme

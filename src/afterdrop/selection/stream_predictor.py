@@ -22,8 +22,7 @@ from afterdrop.evaluation.likelihoods.categorical import Categorical
 from afterdrop.evaluation.request import Request, StreamSettings
 from afterdrop.evaluation.scores.schema import Results
 from afterdrop.family.member import Grid, Member
-from afterdrop.masks.eval_mode import eval_mode
-from afterdrop.masks.model_output import output_tensor
+from afterdrop.masks.model_call import eval_mode, output_tensor
 from afterdrop.masks.rows import Rows
 from afterdrop.masks.sites import Sites, find_sites
 from afterdrop.masks.uniforms import Plan, Scheme

@@ -24,9 +24,8 @@ from afterdrop.evaluation.scores import schema
 from afterdrop.evaluation.scores.schema import Results
 from afterdrop.family.temperature import partitions
 from afterdrop.masks.control import Control
-from afterdrop.masks.nested_inputs import take_rows
-from afterdrop.masks.row_masks import draw_row_mask
-from afterdrop.masks.rows import Rows
+from afterdrop.masks.model_call import take_rows
+from afterdrop.masks.rows import Rows, draw_row_mask
 from afterdrop.masks.sites import Sites
 from afterdrop.masks.uniforms import Plan
 

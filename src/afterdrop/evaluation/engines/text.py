@@ -28,7 +28,7 @@ from afterdrop.evaluation.engines.integrated_mean import IntegratedMean, integra
 from afterdrop.evaluation.likelihoods import Accumulator
 from afterdrop.evaluation.request import Protocol, Request, StreamSettings
 from afterdrop.evaluation.scores.schema import Results
-from afterdrop.masks.nested_inputs import take_rows
+from afterdrop.masks.model_call import take_rows
 from afterdrop.masks.rows import Rows
 from afterdrop.masks.sites import Sites
 from afterdrop.models import LanguageModel

@@ -18,7 +18,7 @@ from afterdrop.evaluation.likelihoods.tempered_sums import SampleTemper
 from afterdrop.evaluation.request import SAMPLE_NODES, Protocol, Request
 from afterdrop.evaluation.scores.schema import Results
 from afterdrop.family.temperature import NODES, Nodes, bracket
-from afterdrop.masks.model_output import output_tensor
+from afterdrop.masks.model_call import output_tensor
 
 _AT_ONCE = {"cpu": 2**21, "cuda": 2**26}  # deterministic log-probabilities at a time
 

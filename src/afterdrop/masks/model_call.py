@@ -1,0 +1,188 @@
+"""What goes into a model, what comes out, and the mode that it runs in.
+
+inputs    nested tuples, lists and mappings of tensors; some of their examples, copied
+outputs   where the logits are, and when two outputs are the same
+modes     eval mode for a while, full precision for a while
+"""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from afterdrop.errors import DataError
+
+
+def batch_size(inputs: Any, batch_dim: int) -> int:
+    """The size of the batch dimension of the first tensor in nested inputs."""
+    for tensor in tensors(inputs):
+        if tensor.dim() > batch_dim:
+            return tensor.shape[batch_dim]
+    raise DataError(
+        f"no input tensor has a dimension batch_dim={batch_dim}; pass tensors (or tuples or dicts "
+        "of tensors) with a batch dimension, and its index as batch_dim"
+    )
+
+
+def tensors(inputs: Any) -> list[Tensor]:
+    """All tensors in nested tuples, lists and mappings, in order."""
+    if isinstance(inputs, Tensor):
+        return [inputs]
+    if isinstance(inputs, Mapping):
+        return [tensor for value in inputs.values() for tensor in tensors(value)]
+    if isinstance(inputs, Sequence) and not isinstance(inputs, str | bytes):
+        return [tensor for value in inputs for tensor in tensors(value)]
+    return []
+
+
+def take_rows(inputs: Any, batch_dim: int, batch: int, start: int, stop: int, copies: int) -> Any:
+    """Copies the examples start:stop of nested inputs.
+
+    Args:
+        inputs: Tensors whose dimension `batch_dim` has size `batch` are copied; everything else is
+            returned as it is.
+        batch_dim: The batch dimension.
+        batch: The batch size.
+        start: The first example.
+        stop: The end of the examples.
+        copies: How often the examples are repeated, one copy of all of them after the other.
+
+    Example:
+        >>> import torch
+        >>> take_rows({"x": torch.tensor([5, 6, 7]), "scale": 2.0}, 0, 3, 0, 2, copies=2)
+        {'x': tensor([5, 6, 5, 6]), 'scale': 2.0}
+    """
+    if isinstance(inputs, Tensor):
+        if inputs.dim() <= batch_dim or inputs.shape[batch_dim] != batch:
+            return inputs
+        part = inputs.narrow(batch_dim, start, stop - start)
+        if copies == 1:
+            return part.clone()  # the model may write into its input
+        times = [1] * part.dim()
+        times[batch_dim] = copies
+        return part.repeat(times)
+    if isinstance(inputs, Mapping):
+        return {k: take_rows(v, batch_dim, batch, start, stop, copies) for k, v in inputs.items()}
+    if isinstance(inputs, tuple) and hasattr(inputs, "_fields"):
+        return type(inputs)(*(take_rows(v, batch_dim, batch, start, stop, copies) for v in inputs))
+    if isinstance(inputs, list | tuple):
+        return type(inputs)(take_rows(v, batch_dim, batch, start, stop, copies) for v in inputs)
+    return inputs
+
+
+def output_tensor(output: Any) -> Tensor:
+    """The logits in what a model returned.
+
+    Args:
+        output: A tensor, an object with `.logits`, a mapping or a (nested) sequence.
+
+    Raises:
+        DataError: If it contains no logits.
+
+    Example:
+        >>> output_tensor({"logits": torch.zeros(2, 3), "hidden": torch.zeros(2, 9)}).shape
+        torch.Size([2, 3])
+    """
+    logits = output.get("logits") if isinstance(output, Mapping) else None
+    logits = getattr(output, "logits", None) if logits is None else logits
+    if not isinstance(logits, Tensor):
+        found = [tensor for tensor in tensors(output) if tensor.is_floating_point()]
+        if isinstance(output, Mapping) and len(found) > 1:
+            raise DataError(
+                f"the model returned {type(output).__name__} with the keys "
+                f"{', '.join(map(repr, output))}; name its logits 'logits'"
+            )
+        logits = found[0] if found else None
+    if logits is None or logits.dim() == 0:
+        what = "no logits" if logits is None else "a single number where logits should be"
+        raise DataError(
+            f"the model returned {type(output).__name__} with {what}; return the logits as a "
+            "tensor, first of a tuple, under the key 'logits', or as .logits of an object"
+        )
+    return logits
+
+
+def close(output: Tensor, expected: Tensor) -> bool:
+    """Whether two outputs are equal up to rounding.
+
+    Example:
+        >>> close(torch.tensor([1.0, 2.0]), torch.tensor([1.0001, 2.0]))
+        True
+        >>> close(torch.tensor([1.0, 2.0]), torch.tensor([1.1, 2.0]))
+        False
+    """
+    if output.shape != expected.shape:
+        return False
+    finite = expected.nan_to_num(0.0, 0.0, 0.0)
+    scale = finite.abs().max().item() if finite.numel() else 0.0
+    kind = output.device.type
+    autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
+    dtype = torch.get_autocast_dtype(kind) if autocast else output.dtype
+    epsilon = torch.finfo(dtype).eps  # 16-bit models round at every layer
+    rtol, atol = max(1e-3, 8 * epsilon), max(1e-4, 4 * epsilon) * scale
+    return torch.allclose(output, expected, rtol=rtol, atol=atol, equal_nan=True)
+
+
+@contextlib.contextmanager
+def full_precision() -> Iterator[None]:
+    """Disables TF32, whose rounding would look like a change of the output; restores it on exit."""
+    cuda: Any = torch.backends.cuda.matmul
+    cudnn: Any = torch.backends.cudnn
+    try:
+        precision, convolutions = torch.get_float32_matmul_precision(), cudnn.allow_tf32
+    except RuntimeError:  # set through torch's newer interface, which the older one refuses to read
+        places = cuda, cudnn.conv, cudnn.rnn
+        before = [place.fp32_precision for place in places]
+        try:
+            for place in places:
+                place.fp32_precision = "ieee"
+            yield
+        finally:
+            for place, value in zip(places, before):
+                place.fp32_precision = value
+        return
+    try:
+        torch.set_float32_matmul_precision("highest")
+        cudnn.allow_tf32 = False
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+        cudnn.allow_tf32 = convolutions
+
+
+@contextlib.contextmanager
+def eval_mode(model: nn.Module) -> Iterator[None]:
+    """Puts a model into eval mode; restores every module's own mode on exit.
+
+    Example:
+        >>> model = nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5).eval())
+        >>> with eval_mode(model):
+        ...     [module.training for module in model.modules()]
+        [False, False, False]
+        >>> [module.training for module in model.modules()]
+        [True, True, False]
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        model.eval()
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+@contextlib.contextmanager
+def eval_mode_without_fast_path(model: nn.Module) -> Iterator[None]:
+    """Eval mode without the fast path of nn.TransformerEncoder.
+
+    The fast path sets padded positions to zero; the path that training takes does not.
+    """
+    fast = torch.backends.mha.get_fastpath_enabled()
+    try:
+        torch.backends.mha.set_fastpath_enabled(False)
+        with eval_mode(model):
+            yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
