@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from afterdrop.runs.trained import evaluate_run
 
 import afterdrop as ad
 from afterdrop.evaluation.api import Settings
 from afterdrop.masks.uniforms import Plan
-from afterdrop.runs.trained import evaluate_run
 from afterdrop.train import LoadedRun
 
 RESAMPLES = 2000

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from afterdrop.data import TextSet, Vocabulary, build_text_set, decode_text, encode_text, load
+from afterdrop.data.data_files import Expected, read_content
 from afterdrop.data.named import ENWIK8, NAMED_TEXTS, NamedText, load_named_text
-from afterdrop.data.source import Expected, read_content
 from afterdrop.data.vocabulary import LAMB_UNKNOWN
 from afterdrop.errors import DataError, FileError
 

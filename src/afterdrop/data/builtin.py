@@ -16,7 +16,7 @@ import torch
 
 from afterdrop.data.encoding import Level
 from afterdrop.data.images import ImageSet, Labelled
-from afterdrop.data.text import Split, TextSet, build_text_set
+from afterdrop.data.text_set import Split, TextSet, build_text_set
 from afterdrop.errors import DataError, ExtraError
 
 PYDOC = "builtin:pydoc"

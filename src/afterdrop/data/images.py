@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from afterdrop.data.source import Expected, data_folder, read_content, require_file
+from afterdrop.data.data_files import Expected, data_folder, read_content, require_file
 from afterdrop.errors import DataError, FileError
 
 MNIST_FILES = {

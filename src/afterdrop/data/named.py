@@ -8,9 +8,9 @@ PTB is for research use (LDC); WikiText-2 is CC BY-SA.
 from dataclasses import dataclass
 from pathlib import Path
 
+from afterdrop.data.data_files import Expected, data_folder, read_content, require_file
 from afterdrop.data.encoding import Level
-from afterdrop.data.source import Expected, data_folder, read_content, require_file
-from afterdrop.data.text import SPLITS, Split, TextSet, build_text_set
+from afterdrop.data.text_set import SPLITS, Split, TextSet, build_text_set
 from afterdrop.data.vocabulary import LAMB_UNKNOWN
 from afterdrop.errors import DataError
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from afterdrop.models.cell import gate_count
 from afterdrop.models.checks import ModelError, check_size
-from afterdrop.models.config import LanguageModelConfig
+from afterdrop.models.model_config import LanguageModelConfig
 
 
 class Sizes(NamedTuple):

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from afterdrop.kernels.cuda_graph import Replay
 from afterdrop.kernels.lstm_stack import Stack, StackShape, StackWeights, fine, padded, product
-from afterdrop.models.config import LanguageModelConfig
 from afterdrop.models.kernel_support import Rule, why_unsupported
 from afterdrop.models.language_model import LanguageModel
 from afterdrop.models.layer import LSTMLayer
+from afterdrop.models.model_config import LanguageModelConfig
 from afterdrop.transfer import upload
 
 _ALIGN = 8  # classes are padded to a multiple, or the products with the table are misaligned

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from afterdrop.models.checks import ModelError
-from afterdrop.models.config import LanguageModelConfig
 from afterdrop.models.initial import embedding_normal_
 from afterdrop.models.mask import Drop, MaskConfig, Site
+from afterdrop.models.model_config import LanguageModelConfig
 from afterdrop.models.stack import LSTMStack, StackState
 
 

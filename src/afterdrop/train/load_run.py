@@ -85,8 +85,7 @@ def load_model(
 def kept_fingerprints(run: str | Path) -> dict[Which, str]:
     """The fingerprints of the weights that a run folder holds, read from the checkpoints' headers.
 
-    They equal `afterdrop.models.fingerprint(load_model(run, which).model)`, without building a
-    model.
+    They equal the fingerprints of the models that `load_model` would build.
 
     Args:
         run: The run folder.

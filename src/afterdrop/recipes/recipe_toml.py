@@ -1,4 +1,4 @@
-"""Recipes as TOML text, which `load` reads back."""
+"""Writes recipes as TOML text, which `load` reads back."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from afterdrop.recipes import Recipe
+from afterdrop.recipes.recipe import Recipe
 from afterdrop.train.checks import ConfigError
 
 

@@ -5,10 +5,10 @@ import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from afterdrop.data.data_files import Expected, data_folder, decompress, find_file, read_content
 from afterdrop.data.download import Patience, download
 from afterdrop.data.images import MNIST_FILES
 from afterdrop.data.named import ENWIK8, WIKITEXT_2
-from afterdrop.data.source import Expected, data_folder, decompress, find_file, read_content
 from afterdrop.errors import DataError, FileError
 from afterdrop.files import write_atomic
 

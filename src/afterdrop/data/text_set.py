@@ -8,8 +8,8 @@ from typing import Literal
 
 from torch import Tensor
 
+from afterdrop.data.data_files import read_content, require_file
 from afterdrop.data.encoding import EOS, Level, tokenize
-from afterdrop.data.source import read_content, require_file
 from afterdrop.data.vocabulary import UNKNOWN, Vocabulary
 from afterdrop.errors import DataError
 

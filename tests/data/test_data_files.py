@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from afterdrop.data.source import Expected, data_folder, find_file, read_content, require_file
+from afterdrop.data.data_files import Expected, data_folder, find_file, read_content, require_file
 from afterdrop.errors import FileError
 
 CONTENT = b"some words of text\n" * 50
