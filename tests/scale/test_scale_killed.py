@@ -26,7 +26,7 @@ SMALL = (
     "objective.window=6",
     "schedule.intervals=25",
     "schedule.steps_per_interval=3",
-    "validation.rows=2",
+    "validation.stripes=2",
 )
 
 # Told to, the iterator of rank 1 kills its own process before batch 4, once rank 0 is there too.

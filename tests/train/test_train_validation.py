@@ -81,8 +81,9 @@ def test_held_windows_are_those_of_the_stripes_without_padding(tokens, rows, tim
 def test_the_average_is_the_mean_of_all_weights_after_the_trigger():
     model = nn.Linear(3, 2)
     average, seen = WeightAverage(model), []
+    before = [p.detach().clone() for p in model.parameters()]
     with average.in_place():  # before any update: the weights themselves
-        pass
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before))
     for _ in range(7):
         with torch.no_grad():
             for p in model.parameters():

@@ -56,7 +56,7 @@ FIELDS: dict[str, dict[str, Rule]] = {
         "max_norm": "any",
     },
     "validation": {
-        "rows": "any",
+        "stripes": "any",
         "window": "any",
         "max_targets": "any",
         "criterion": "any",  # outside the kernels
@@ -89,7 +89,7 @@ def _largest(config: TrainConfig, task: TextTask, model: LanguageModel) -> int:
     H = padded(model_config.hidden_sizes[0])
     width = max(H, padded(model_config.embedding_size))
     trained = config.objective.batch_size * task.window * max(4 * H, width)
-    validated = section.rows * ((section.window or task.window) + 1) * width
+    validated = section.stripes * ((section.window or task.window) + 1) * width
     return len(model_config.hidden_sizes) * max(trained, validated)
 
 
@@ -163,7 +163,7 @@ class FusedText:
             # float16 is eight times finer than bfloat16, and nothing here is out of its range.
             copies = Copies(self.model, fine(self.steps.copies.dtype))
             time = section.window or self.task.window
-            self._evaluation = copies, DeterministicPass(copies, section.rows, time)
+            self._evaluation = copies, DeterministicPass(copies, section.stripes, time)
         copies, passes = self._evaluation
         copies.pack()
         passes.reset()

@@ -78,7 +78,7 @@ class ImageTask:
         section = self.config.validation
         most = slice(section.max_targets)
         for images, labels in batches(
-            self.valid.images[most], self.valid.labels[most], section.rows
+            self.valid.images[most], self.valid.labels[most], section.stripes
         ):
             mine = self.ranks.share(len(labels))
             yield model(images[mine]), labels[mine]

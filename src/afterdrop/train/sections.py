@@ -188,19 +188,20 @@ class ValidationSection:
     """The deterministic validation after each interval.
 
     Attributes:
-        rows: Stripes that read the validation text, or images at once. One is the exact stream.
-        window: Tokens of a stripe at once; None is the training window. Changes nothing but speed.
-        max_targets: Validate on about this many targets; None is all.
-        criterion: What counts as better: the XE at the `"optimal"` temperature or at 1, `"plain"`.
+        stripes: Stripes of the validation text, of which one is the exact stream; or images per
+            batch.
+        window: Tokens per window; None is the training window. It changes nothing but the speed.
+        max_targets: Validate on about this number of targets; None is all.
+        criterion: The XE that is compared: at the `"optimal"` temperature, or at 1 (`"plain"`).
     """
 
-    rows: int = 32
+    stripes: int = 32
     window: int | None = None
     max_targets: int | None = None
     criterion: Criterion = "optimal"
 
     def __post_init__(self) -> None:
-        check_count("validation.rows", self.rows)
+        check_count("validation.stripes", self.stripes)
         for name in ("window", "max_targets"):
             if getattr(self, name) is not None:
                 check_count(f"validation.{name}", getattr(self, name))

@@ -98,11 +98,11 @@ class TextTask:
         stripes = EvalStripes(
             self.text.valid,
             self.text.vocabulary.eos_id,
-            section.rows,
+            section.stripes,
             section.window or self.window,
             lines=self.text.has_lines,
         )
-        mine = self.ranks.share(section.rows)
+        mine = self.ranks.share(section.stripes)
         return held_windows(stripes, self.device, mine, section.max_targets)
 
     def validation_batches(self, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
