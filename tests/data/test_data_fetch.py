@@ -24,7 +24,7 @@ QUICK = Patience(timeout=0.3, retries=3, backoff=0.01)
 
 
 class Server(ThreadingHTTPServer):
-    """Serves `files`; `misdeeds` are done one a request, then it behaves."""
+    """Serves `files`; each of the first requests meets one of `misdeeds`."""
 
     daemon_threads = True
 
