@@ -3,7 +3,7 @@
 Each form runs one layer over a window in float32, with or without a state mask. Outputs and
 gradients are compared with autograd over the plain equations in float64.
 
-Legend: time steps, B rows, E inputs, H hidden units.
+Legend: t time steps, B rows, E inputs, H hidden units.
 """
 
 import importlib.util

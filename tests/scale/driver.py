@@ -61,7 +61,7 @@ def text_evaluated(name, **stream):
 def train_together():
     config = tiny.text_config(str(folder / "text"))
     notes["text"] = trained(config, "text-two")
-    notes["again"] = trained(config, "text-two")  # finished: told by rank 0
+    notes["again"] = trained(config, "text-two")  # finished, as rank 0 says
     notes["image"] = trained(tiny.image_config(), "image-two")
     notes["resumed"] = trained(config, "alone-then-two")  # one process was stopped there
     notes["late"] = trained(config, "late", max_minutes=1e-9 if rank == 1 else 60)
@@ -104,6 +104,6 @@ if __name__ == "__main__":
     train_together()
     evaluate_together()
     (folder / f"notes-{rank}.json").write_text(json.dumps(notes))
-    with contextlib.suppress(RuntimeError):  # the other rank may close before it is heard
+    with contextlib.suppress(RuntimeError):  # the other rank may close first
         dist.barrier()
     dist.destroy_process_group()

@@ -1,6 +1,6 @@
 """A language model as the kernels see it: padded 16-bit copies, and passes over equal windows.
 
-Letters: L layers, time steps, B rows, R = time · B places in that order, H units, E of the
+Legend: L layers, time steps, B rows, R = time · B places in that order, H units, E of the
 embedding, V token types; a plus marks a padded size.
 """
 

@@ -20,12 +20,12 @@ from afterdrop.train.config import TrainConfig
 
 @dataclass(frozen=True)
 class Recipe:
-    """A configuration and where it comes from.
+    """A configuration and the source of its numbers.
 
     Attributes:
-        name: The file's name.
+        name: The name of the file.
         description: One line.
-        source: Origin of the numbers, by section or dotted name.
+        source: Source of the numbers, by section or dotted name.
         config: The configuration.
     """
 
@@ -72,7 +72,7 @@ def load(name: str | Path) -> Recipe:
     try:
         content = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{name} is not TOML ({error}); correct it there.") from error
+        raise ConfigError(f"{name} is not valid TOML ({error}); correct the file.") from error
     description, source = content.pop("description", ""), content.pop("source", {})
     return Recipe(Path(name).stem, description, source, TrainConfig.from_dict(content))
 

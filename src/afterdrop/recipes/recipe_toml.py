@@ -11,7 +11,7 @@ from afterdrop.train.checks import ConfigError
 
 
 def to_toml(recipe: Recipe) -> str:
-    """The text of a recipe's file. Settings that are None are left out, as None is their default.
+    """The TOML text of a recipe; settings that are None are omitted, because None is the default.
 
     Example:
         >>> from afterdrop import recipes
