@@ -16,10 +16,6 @@ import torch.distributed as dist
 
 import afterdrop as ad
 from afterdrop import train
-from afterdrop.evaluation.api import Settings
-from afterdrop.evaluation.engines.text import StreamSettings, evaluate_text
-from afterdrop.masks.uniforms import Plan
-from afterdrop.ranks import current
 from afterdrop.train.text_task import TextTask
 
 folder = Path(sys.argv[-1])
@@ -51,10 +47,9 @@ def evaluated(name, **options):
 
 def text_evaluated(name, **stream):
     model, text = tiny.language_model()
-    how = Settings(tiny.GRID, Plan(4), resume=folder / f"{name}.parts", ranks=current("split"))
-    scores = evaluate_text(
-        model, text, 0, how, StreamSettings(time=5, windows=2, **stream), lines=False
-    )
+    resume = folder / f"{name}.parts"
+    options = {"grid": tiny.GRID, "num_samples": 4, "window": 5, "lines": False, **stream}
+    scores = ad.evaluate_text(model, text, 0, resume=resume, ranks="split", **options)
     scores.save(folder / f"{name}-{rank}.safetensors")
 
 

@@ -12,7 +12,7 @@ from afterdrop.data.encoding import Level, decode_text, encode_text
 from afterdrop.data.fetch_sets import fetch
 from afterdrop.data.images import MNIST_FILES, Batches, ImageSet, Labelled, batches, load_mnist
 from afterdrop.data.named import NAMED_TEXTS
-from afterdrop.data.stream import IGNORE, EvalStripes, TrainStripes
+from afterdrop.data.stripes import IGNORE, EvalStripes, TrainStripes
 from afterdrop.data.text_set import TextSet, build_text_set
 from afterdrop.data.vocabulary import Vocabulary
 

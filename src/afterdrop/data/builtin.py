@@ -10,6 +10,7 @@ letters, digits and underscores; any other character is a word of its own.
 import hashlib
 import platform
 import re
+from pydoc_data.topics import topics
 
 import numpy as np
 import torch
@@ -60,8 +61,6 @@ def load_pydoc(name: str = PYDOC, level: Level = "word", min_count: int | None =
             f"{name} needs that Python version, this is {platform.python_version()}: "
             f"use {PYDOC} (results will differ) or that Python"
         )
-    from pydoc_data.topics import topics  # 0.5 MB that only this set needs
-
     texts = {
         split: "\n".join(_words_apart(text) if level == "word" else text for text in members)
         for split, members in _split_topics(_unrepeated(topics)).items()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from afterdrop.data.stream import JITTER
+from afterdrop.data.stripes import JITTER
 from afterdrop.train.checks import ConfigError, check_count, check_number, check_one_of
 
 OptimiserName = Literal["adam-tf", "adam"]

@@ -18,12 +18,12 @@ from afterdrop.train.checks import TrainError, check_number, check_one_of
 from afterdrop.train.config import TrainConfig, differences
 from afterdrop.train.device import choose_device
 from afterdrop.train.folder import RESUMES, Resume, RunFolder, locked
-from afterdrop.train.loop import Loop, Watch
 from afterdrop.train.objective import prior_scale
 from afterdrop.train.progress import Progress, present
 from afterdrop.train.replicas import check_batch
 from afterdrop.train.track import Tracker
 from afterdrop.train.trainer import Trainer
+from afterdrop.train.training_loop import Loop, Watch
 
 
 @dataclass(frozen=True)
