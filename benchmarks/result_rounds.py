@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from afterdrop.data.stream import EvalStripes
+from afterdrop.data import EvalStripes
 from afterdrop.evaluation.carried_states import ROWS, carried_states
 from afterdrop.models import LanguageModel
 from afterdrop.train import load_model

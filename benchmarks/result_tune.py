@@ -36,7 +36,7 @@ TASKS = {
             "objective.batch_size": 50,
             "objective.window": 16,
             "schedule.steps_per_interval": 60,
-            "validation.rows": 64,
+            "validation.stripes": 64,
         },
         "trials": 16,
         "seeds": 3,

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from afterdrop.runs.trained import evaluate_run
 
 import afterdrop as ad
 from afterdrop.evaluation.api import Settings
 from afterdrop.masks.uniforms import Plan
-from afterdrop.runs.trained import evaluate_run
 from afterdrop.train import LoadedRun
 
 RESAMPLES = 2000
@@ -40,7 +40,7 @@ def worth(loaded: LoadedRun, family: Family, data: Path | None = None) -> dict[s
     """XE of DET at T = 1 and at its best T, and of the selected member, on validation and test."""
     found = loaded.load_data(data)
     loaded = loaded._replace(load_data=lambda data=None: found)  # two evaluations read it
-    stripes = family.stripes or loaded.config.validation.rows
+    stripes = family.stripes or loaded.config.validation.stripes
     stream = {"stripes": stripes} if loaded.config.objective.window else {}
 
     def scores(split: str, grid: ad.Grid) -> ad.Scores:

@@ -1,4 +1,4 @@
-"""Atomic files: a reader sees the old content or the new one, never a part."""
+"""Atomic writes: a reader sees either the old content or the new one, never a part of it."""
 
 import contextlib
 import json
@@ -11,10 +11,10 @@ from afterdrop.errors import FileError
 
 
 def make_folder(path: Path) -> None:
-    """Makes a folder that can be written to, and those above it.
+    """Creates a folder, with its parents, and checks that it can be written to.
 
     Raises:
-        FileError: If it cannot be made, is a file or must not be written to.
+        FileError: If it cannot be created, is a file or is not writable.
     """
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -28,11 +28,12 @@ def write_atomic(path: str | Path, content: bytes) -> None:
     """Writes `content` to a temporary file beside `path`, syncs it, and renames it into place.
 
     Args:
-        path: Where the file goes; parent folders are made.
+        path: The file; parent folders are created.
         content: The bytes.
 
     Raises:
-        FileError: If the file cannot be written (no space, no permission); an old file stays.
+        FileError: If the file cannot be written (no space, no permission); an existing file is
+            left as it is.
     """
     path = Path(path)
     temporary = None
@@ -55,13 +56,13 @@ def write_atomic(path: str | Path, content: bytes) -> None:
 
 
 def write_json(path: str | Path, kind: str, version: int, content: dict[str, Any]) -> None:
-    """Writes a JSON object that says what it is (`kind`) and in which schema `version`."""
+    """Writes a JSON object with its `kind` and schema `version`."""
     record = {"kind": kind, "version": version, **content}
     write_atomic(path, (json.dumps(record, indent=2) + "\n").encode())
 
 
 def read_json(path: str | Path, kind: str, version: int) -> dict[str, Any]:
-    """Reads what `write_json` wrote and refuses anything else.
+    """Reads a file of `write_json` and refuses anything else.
 
     Raises:
         FileError: If the file is missing, not JSON, of another kind or of another version.
@@ -77,18 +78,18 @@ def read_json(path: str | Path, kind: str, version: int) -> dict[str, Any]:
 
 
 def check_header(path: str | Path, header: object, kind: str, version: int) -> None:
-    """Requires what a file says of itself to be of a kind and version.
+    """Requires that the header of a file has a given kind and version.
 
     Raises:
-        FileError: If it is foreign or of another version.
+        FileError: If it has another kind or version.
 
     Example:
         >>> check_header("a.json", {"kind": "afterdrop-run", "version": 1}, "afterdrop-run", 1)
     """
     if not isinstance(header, dict) or header.get("kind") != kind:
-        raise FileError(f"{path} is foreign: it is not an {kind} file; make it with afterdrop")
+        raise FileError(f"{path} is not an {kind} file; create it with afterdrop")
     if header.get("version") != version:
         raise FileError(
             f"{path} has schema version {header.get('version')!r}, this afterdrop reads {version}; "
-            "make it again or install the matching afterdrop"
+            "create it again or install the matching afterdrop"
         )

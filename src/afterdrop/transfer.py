@@ -1,7 +1,7 @@
-"""Copies between a CPU and a GPU that neither waits for.
+"""Asynchronous copies between a CPU and a GPU.
 
-A copy from or to ordinary memory first waits for every kernel that was launched before it. One
-from or to pinned memory is only another entry in a queue.
+A copy from or to pageable memory waits for every kernel that was launched before it. A copy from or
+to pinned memory is only queued.
 """
 
 from __future__ import annotations
@@ -14,22 +14,24 @@ from torch import Tensor
 
 
 def upload(tensor: Tensor, device: torch.device) -> Tensor:
-    """A tensor on a device; what comes from a CPU goes through pinned memory.
+    """Copies a tensor to a device; a copy from a CPU goes through pinned memory.
 
     Example:
         >>> upload(torch.arange(3), torch.device("cpu"))
         tensor([0, 1, 2])
     """
-    strided = tensor.layout is torch.strided and not tensor.is_nested  # others cannot be pinned
+    strided = (
+        tensor.layout is torch.strided and not tensor.is_nested
+    )  # other layouts cannot be pinned
     if device.type != "cuda" or tensor.device.type != "cpu" or not strided:
         return tensor.to(device)
-    # torch keeps pinned memory for the next copy, and knows when this one is done.
+    # torch's allocator reuses the pinned memory once this copy is done.
     pinned = torch.empty_like(tensor, pin_memory=True).copy_(tensor)
     return pinned.to(device, non_blocking=True)
 
 
 def constant(values: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """A few numbers of a CPU on a device, copied there once; not to be written to.
+    """A few numbers on a device, copied there once and cached; not to be written to.
 
     Example:
         >>> constant(torch.tensor([1.0, 2.0]), torch.device("cpu"), torch.float64)
@@ -44,12 +46,12 @@ def _constant(values: tuple[float, ...], device: torch.device, dtype: torch.dtyp
 
 
 class Parcel:
-    """Tensors on their way to the CPU.
+    """Tensors that are being copied to the CPU.
 
     Args:
-        sources: The tensors on the device, held because nothing may be written over them yet.
-        copies: Where they arrive.
-        arrived: When, or None if they are there.
+        sources: The tensors on the device, kept alive until they are copied.
+        copies: The copies on the CPU.
+        arrived: The event after which the copies are complete; None if they already are.
     """
 
     def __init__(
@@ -61,17 +63,17 @@ class Parcel:
         self._sources, self._copies, self._arrived = sources, copies, arrived
 
     def open(self) -> dict[str, Tensor]:
-        """The tensors, once they are there. Their memory is scarce: copy what is to stay."""
+        """Waits for the copies and returns them. Pinned memory is scarce: copy what you keep."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._copies
 
 
 class Post:
-    """Sends tensors to the CPU on a stream of its own, so that no kernel waits for a copy.
+    """Copies tensors to the CPU on a separate stream, so that no kernel waits for a copy.
 
     Args:
-        device: Where the tensors are; those of a CPU are there already.
+        device: The device of the tensors; those on a CPU are not copied.
 
     Example:
         >>> Post(torch.device("cpu")).send({"a": torch.ones(2)}).open()
@@ -82,7 +84,7 @@ class Post:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def send(self, tensors: Mapping[str, Tensor]) -> Parcel:
-        """Starts copies that begin when what was launched so far is done."""
+        """Starts copies that begin once everything launched so far has finished."""
         if self._stream is None:
             return Parcel(tensors, dict(tensors), None)
         sources = {name: tensor.contiguous() for name, tensor in tensors.items()}

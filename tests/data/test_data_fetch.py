@@ -13,8 +13,8 @@ import pytest
 
 from afterdrop.data import Patience, fetch, load
 from afterdrop.data import download as download_module
-from afterdrop.data.fetch import DOWNLOADS, Download
-from afterdrop.data.source import Expected
+from afterdrop.data.data_files import Expected
+from afterdrop.data.fetch_sets import DOWNLOADS, Download
 from afterdrop.errors import DataError, FileError
 
 PLAIN = bytes(range(256)) * 2_000
@@ -24,7 +24,7 @@ QUICK = Patience(timeout=0.3, retries=3, backoff=0.01)
 
 
 class Server(ThreadingHTTPServer):
-    """Serves `files`; `misdeeds` are done one a request, then it behaves."""
+    """Serves `files`; each of the first requests meets one of `misdeeds`."""
 
     daemon_threads = True
 

@@ -56,16 +56,16 @@ def test_wrong_checksums_sizes_and_pairs_are_refused(idx_folder: Path):
 @pytest.mark.parametrize(
     "content, why",
     [
-        (b"", "is no idx file"),
-        (b"\x89PNG", "starts with 89 50 4e 47"),
-        (b"\0\0\x0d\x01", "is no idx file of bytes"),
-        (b"\0\0\x08\0", "is no idx file"),
+        (b"", "is not an idx file"),
+        (b"\x89PNG", "is not an idx file of bytes: it starts with 89 50 4e 47"),
+        (b"\0\0\x0d\x01", "is not an idx file of bytes"),
+        (b"\0\0\x08\0", "is not an idx file"),
         (b"\0\0\x08\x03\0\0\0\x01", "ends within its idx header"),
         (b"\0\0\x08\x01\0\0\0\x03ab", "has 2 elements, its header says 3"),
     ],
 )
 def test_foreign_idx_headers_are_refused(content: bytes, why: str):
-    with pytest.raises(FileError, match=rf"a-file {why}|a-file.*{why}"):
+    with pytest.raises(FileError, match=rf"^a-file {why}"):
         parse_idx(content, "a-file")
 
 

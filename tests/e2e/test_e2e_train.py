@@ -24,7 +24,7 @@ config = TrainConfig.from_dict({
     "optimiser": {"learning_rate": 0.01, "max_norm": 1.0},
     "schedule": {"steps_per_interval": 10, "intervals": 20, "drop_latest": 8},
     "averaging": {"latest": 10},
-    "validation": {"rows": 4},
+    "validation": {"stripes": 4},
 })
 
 def train(out):

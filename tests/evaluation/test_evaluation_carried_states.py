@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from afterdrop.data.stream import EvalStripes
+from afterdrop.data import EvalStripes
 from afterdrop.evaluation import carried_states as carry
 from afterdrop.evaluation import text_windows as windows
 from afterdrop.evaluation.text_windows import Windows

@@ -58,7 +58,7 @@ def build(text, masks=0, *, model=None, objective=None, optimiser=None):
             "optimiser": {"learning_rate": 0.01, "max_norm": 5.0} | (optimiser or {}),
             "schedule": {"steps_per_interval": STEPS, "intervals": 1, "drop_latest": 3},
             "averaging": {"latest": 1},
-            "validation": {"rows": 4},
+            "validation": {"stripes": 4},
             "seed": masks,
         }
     )

@@ -33,7 +33,7 @@ TO_RENAME = {
 
 # Imports inside functions that neither an optional dependency nor a device explains, as
 # "module: imported module". Remove each entry with its import; add none.
-TO_IMPORT_AT_THE_TOP = {"afterdrop.data.builtin: pydoc_data.topics"}
+TO_IMPORT_AT_THE_TOP: set[str] = set()
 
 
 def test_a_file_stem_occurs_once():

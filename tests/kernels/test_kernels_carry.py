@@ -7,7 +7,7 @@ from tiny_evaluation import MODELS, V, build
 
 import afterdrop as ad
 from afterdrop import kernels
-from afterdrop.data.stream import EvalStripes
+from afterdrop.data import EvalStripes
 from afterdrop.evaluation.api import Settings
 from afterdrop.evaluation.engines import text as language
 from afterdrop.evaluation.engines.text import StreamSettings

@@ -108,7 +108,7 @@ def test_windows_of_more_elements_than_the_kernels_count(
     window, validation, too_many, folder, able
 ):
     """One layer of 5 units, padded to 32; two rows of four gates in training, one in validation."""
-    sections = {"objective": {"batch_size": 2}, "validation": {"rows": 1, "window": validation}}
+    sections = {"objective": {"batch_size": 2}, "validation": {"stripes": 1, "window": validation}}
     run = tiny_run.trainer(tiny_run.config(folder, **sections), CPU)
     run.task.window = window  # a text for it would have to be as long
     reason = f"a window has {2**31:,} gates or units, and the kernels count in 32 bits"

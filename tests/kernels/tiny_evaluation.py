@@ -3,12 +3,12 @@
 import dataclasses
 
 import torch
+from afterdrop.evaluation.passes import Reader
 
 import afterdrop as ad
-from afterdrop.data.stream import EvalStripes
+from afterdrop.data import EvalStripes
 from afterdrop.evaluation.api import Settings, run_evaluation
 from afterdrop.evaluation.engines.text_fused import FusedLanguageWorker
-from afterdrop.evaluation.passes import Reader
 from afterdrop.evaluation.text_windows import Windows
 from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel, LanguageModelConfig

@@ -30,7 +30,7 @@ def config(folder, model=None, **sections):
         "optimiser": {"learning_rate": 0.05, "max_norm": 1.0, "epsilon": 1e-2},
         "schedule": {"steps_per_interval": 5, "intervals": 2, "drop_latest": 3},
         "averaging": {"latest": 1},
-        "validation": {"rows": 2},
+        "validation": {"stripes": 2},
     }
     for name, section in ({"model": model or {}} | sections).items():
         base[name] = base.get(name, {}) | section

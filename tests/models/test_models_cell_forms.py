@@ -3,7 +3,7 @@
 Each form runs one layer over a window in float32, with or without a state mask. Outputs and
 gradients are compared with autograd over the plain equations in float64.
 
-Legend: time steps, B rows, E inputs, H hidden units.
+Legend: t time steps, B rows, E inputs, H hidden units.
 """
 
 import importlib.util
@@ -99,7 +99,7 @@ def kernels(gate, mask):
     shape = StackShape(E, H, 1, B, TIME, capped=gate == "capped", skip=True)
     weights = StackWeights(shape, torch.float32, device)
     weights.pack([(w_x, w_h, bias)])
-    stack = Stack(shape, weights, "none" if mask is None else "window")
+    stack = Stack(shape, weights, "none" if mask is None else "sequence")
     if mask is not None:
         stack.masks[0][..., :H] = mask
     stack.last[0, :, :H], stack.c[0, -1, :, :H] = h, c

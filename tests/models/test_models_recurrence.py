@@ -6,8 +6,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from afterdrop.models import LSTMLayer, ModelError, product
+from afterdrop.models import LSTMLayer, ModelError
 from afterdrop.models.cell import INPUT_GATES, gate_count, lstm_step
+from afterdrop.models.product import PACK_FROM_ELEMENTS, accumulator, linear, row_product
 from afterdrop.models.recurrence import lstm_recurrence
 from afterdrop.models.unrolled import unrolled_recurrence
 from oracles import lstm as oracle
@@ -144,21 +145,30 @@ def test_layer_norm_equals_the_oracle(gate, shape, seed):
     np.testing.assert_allclose(c.detach().numpy(), wanted_c, atol=1e-9)
 
 
+def test_packed_products_change_nothing():
+    x, weight, bias, total = (torch.randn(s) for s in ((3, 5), (8, 5), (8,), (3, 8)))
+    for wanted, form in (
+        (x @ weight.t() + bias, lambda size: linear(x, weight, bias, size)),
+        (total + x @ weight.t(), lambda size: accumulator(weight, 3, size)(total.clone(), x)),
+        (total @ weight, lambda size: row_product(weight, 3, size)(total)),
+    ):
+        for from_elements in (1, 2**40):  # packed where oneDNN is available, and plain
+            torch.testing.assert_close(form(from_elements), wanted, atol=1e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize("gate", INPUT_GATES)
-@pytest.mark.parametrize("with_masks", [False, True])
-def test_packed_products_change_nothing(gate, with_masks, monkeypatch):
-    shape = (4, 3, 5, 6)
-    arrays = make(gate, shape, 2, torch.float32)
-    kinds = ("sequence", "step") if with_masks else ("none", "none")
-    masks = tuple(make_mask(k, 4, 3, 6, n, torch.float32) for n, k in enumerate(kinds))
+def test_a_layer_that_is_large_enough_to_be_packed_equals_float64(gate):
+    """As any smaller one: weights of 2^18 elements or more are packed where oneDNN is available."""
+    shape = (2, 2, 8, 300)
+    arrays = [a.detach() / a.shape[-1] ** 0.5 for a in make(gate, shape, 2)]
+    assert arrays[4].numel() >= PACK_FROM_ELEMENTS
     results = []
-    for threshold in (1, 2**40):
-        monkeypatch.setattr(product, "PACK_FROM_ELEMENTS", threshold)
-        monkeypatch.setattr(product, "LINEAR_FROM_ELEMENTS", threshold)
-        h, c = fused(gate, masks, *arrays)
-        results.append([h, c, *torch.autograd.grad(h.sum() + c.sum(), arrays)])
-    for packed, unpacked in zip(*results):
-        torch.testing.assert_close(packed, unpacked, atol=1e-5, rtol=1e-4)
+    for form, dtype in ((fused, torch.float32), (plain, torch.float64)):
+        leaves = [a.to(dtype).requires_grad_() for a in arrays]
+        h, c = form(gate, (None, None), *leaves)
+        results.append([h, c, *torch.autograd.grad(h.sum() + c.sum(), leaves)])
+    for found, wanted in zip(*results):
+        torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-4)
 
 
 def test_second_derivatives_are_refused_not_wrong():

@@ -1,4 +1,4 @@
-"""What the tests use to see, name and replay every mask of a forward pass."""
+"""Observes, names and replays every mask of a forward pass."""
 
 import torch
 import torch.nn.functional as F

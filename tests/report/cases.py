@@ -30,7 +30,7 @@ SMALL = [
     "schedule.drop_latest=1",
     "objective.batch_size=4",
     "objective.window=10",
-    "validation.rows=2",
+    "validation.stripes=2",
 ]
 
 

@@ -16,10 +16,6 @@ import torch.distributed as dist
 
 import afterdrop as ad
 from afterdrop import train
-from afterdrop.evaluation.api import Settings
-from afterdrop.evaluation.engines.text import StreamSettings, evaluate_text
-from afterdrop.masks.uniforms import Plan
-from afterdrop.ranks import current
 from afterdrop.train.text_task import TextTask
 
 folder = Path(sys.argv[-1])
@@ -51,17 +47,16 @@ def evaluated(name, **options):
 
 def text_evaluated(name, **stream):
     model, text = tiny.language_model()
-    how = Settings(tiny.GRID, Plan(4), resume=folder / f"{name}.parts", ranks=current("split"))
-    scores = evaluate_text(
-        model, text, 0, how, StreamSettings(time=5, windows=2, **stream), lines=False
-    )
+    resume = folder / f"{name}.parts"
+    options = {"grid": tiny.GRID, "num_samples": 4, "window": 5, "lines": False, **stream}
+    scores = ad.evaluate_text(model, text, 0, resume=resume, ranks="split", **options)
     scores.save(folder / f"{name}-{rank}.safetensors")
 
 
 def train_together():
     config = tiny.text_config(str(folder / "text"))
     notes["text"] = trained(config, "text-two")
-    notes["again"] = trained(config, "text-two")  # finished: told by rank 0
+    notes["again"] = trained(config, "text-two")  # finished, as rank 0 says
     notes["image"] = trained(tiny.image_config(), "image-two")
     notes["resumed"] = trained(config, "alone-then-two")  # one process was stopped there
     notes["late"] = trained(config, "late", max_minutes=1e-9 if rank == 1 else 60)
@@ -104,6 +99,6 @@ if __name__ == "__main__":
     train_together()
     evaluate_together()
     (folder / f"notes-{rank}.json").write_text(json.dumps(notes))
-    with contextlib.suppress(RuntimeError):  # the other rank may close before it is heard
+    with contextlib.suppress(RuntimeError):  # the other rank may close first
         dist.barrier()
     dist.destroy_process_group()

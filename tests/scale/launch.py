@@ -13,7 +13,7 @@ def command(*arguments: str, ranks: int = 2) -> list[str]:
 
 
 def environment(**more: str) -> dict[str, str]:
-    """One thread a rank, and gloo on 127.0.0.1 whatever the host's name resolves to."""
+    """One thread per rank, and gloo on 127.0.0.1 whatever the host's name resolves to."""
     return {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **more}
 
 

@@ -26,10 +26,10 @@ SMALL = (
     "objective.window=6",
     "schedule.intervals=25",
     "schedule.steps_per_interval=3",
-    "validation.rows=2",
+    "validation.stripes=2",
 )
 
-# Told to, the iterator of rank 1 kills its own process before batch 4, once rank 0 is there too.
+# With DIE=yes, the iterator of rank 1 kills its process before batch 4, once rank 0 is there too.
 MODULE = """
 import os, signal, time
 from pathlib import Path
@@ -108,7 +108,7 @@ def test_a_rank_killed_in_training_ends_the_job_and_the_same_command_goes_on(tex
 
     again = torchrun("-m", "afterdrop", *train)
     assert again.returncode == 0, again.stderr[-3000:]
-    assert again.stdout.count("Finished: all 25 intervals are done") == 1  # rank 0 alone speaks
+    assert again.stdout.count("Finished: all 25 intervals are done") == 1  # only rank 0 prints
     assert main(["train", "lm", "--out", str(tmp_path / "one"), *options]) == 0
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
 
@@ -135,7 +135,7 @@ def test_a_rank_killed_in_evaluation_leaves_parts_and_the_same_command_goes_on(e
     kept = [read_tensors(path)[1]["numbers"] for path in sorted(parts.glob("part-*"))]
     assert kept[0][:2] == [0, 2]  # rank 0's; those of rank 1 died with it
 
-    shutil.copytree(two, "lone")  # one process can go on with what a rank left
+    shutil.copytree(two, "lone")  # one process can resume from what a rank left
     assert main([*evaluate, "lone", "--quiet"]) == 0
     again = torchrun("-m", "afterdrop", *evaluate, str(two))
     assert again.returncode == 0, again.stderr[-3000:]

@@ -30,7 +30,7 @@ def text_config(text: str, intervals: int = 4) -> TrainConfig:
             "optimiser": {"learning_rate": 0.01, "max_norm": 1.0},
             "schedule": {"steps_per_interval": 5, "intervals": intervals, "drop_latest": 2},
             "averaging": {"latest": 3},
-            "validation": {"rows": 3},
+            "validation": {"stripes": 3},
         }
     )
 
@@ -42,7 +42,7 @@ def image_config() -> TrainConfig:
         "schedule.intervals": 2,
         "schedule.steps_per_interval": 10,
         "model.hidden_sizes": [16],
-        "validation.rows": 5,
+        "validation.stripes": 5,
     }
     return recipes.load("digits-mlp").config.override(changes)
 

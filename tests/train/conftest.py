@@ -43,6 +43,6 @@ def text_config(text_folder: Path) -> TrainConfig:
             "optimiser": {"learning_rate": 0.01, "max_norm": 1.0},
             "schedule": {"steps_per_interval": 5, "intervals": 6, "drop_latest": 3},
             "averaging": {"latest": 4},
-            "validation": {"rows": 3},
+            "validation": {"stripes": 3},
         }
     )

@@ -88,7 +88,7 @@ def test_a_users_recipe_is_read_from_its_path(tmp_path):
     path.write_text(source.read_text().replace("intervals = 40", "intervals = 3"))
     assert recipes.load(path).config.schedule.intervals == 3
     path.write_text("intervals = ")
-    with pytest.raises(ConfigError, match="not TOML"):
+    with pytest.raises(ConfigError, match="not valid TOML"):
         recipes.load(path)
     with pytest.raises(FileError, match="cannot read"):
         recipes.load(tmp_path / "missing.toml")

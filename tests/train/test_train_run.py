@@ -96,7 +96,7 @@ def test_checkpoint_headers_hold_the_fingerprints_of_their_weights(text_config, 
 
 def test_validation_is_the_streams_cross_entropy(text_config, text_folder):
     text = load_text(text_folder)
-    config = text_config.override({"validation.rows": 1, "validation.window": 4})
+    config = text_config.override({"validation.stripes": 1, "validation.window": 4})
     task = TextTask(config, text, torch.device("cpu"))
     model = task.build_model().eval()
     tokens = text.valid.long()
@@ -208,13 +208,13 @@ def test_changed_data_are_refused(text_config, text_folder, tmp_path):
         load_data()
 
 
-def test_a_death_between_last_and_best_is_mended(text_config, tmp_path, monkeypatch):
+def test_a_process_killed_between_last_and_best_resumes(text_config, tmp_path, monkeypatch):
     run(text_config, tmp_path / "whole")
     real = os.replace
 
     def replace(source, target):
         if str(target).endswith("best.safetensors") and len(metrics(tmp_path / "parts")) == 3:
-            raise KeyboardInterrupt  # no handler sees it: as good as dead
+            raise KeyboardInterrupt  # nothing handles it, as if the process were killed
         real(source, target)
 
     monkeypatch.setattr(os, "replace", replace)
@@ -283,7 +283,8 @@ def test_a_diverged_run_keeps_its_last_good_checkpoint(text_config, tmp_path, mo
         run(text_config, tmp_path / "run")
     last = tensors(tmp_path / "run")
     assert all(t.isfinite().all() for t in last.values() if t.is_floating_point())
-    train.load_model(tmp_path / "run")
+    weights = train.load_model(tmp_path / "run").model.parameters()
+    assert all(weight.isfinite().all() for weight in weights)
 
 
 def test_damaged_files_are_named(text_config, tmp_path):

@@ -5,7 +5,7 @@ import pytest
 from afterdrop import recipes
 from afterdrop.train import ConfigError
 from afterdrop.train.schedule import ScheduleState, advance
-from afterdrop.train.shorten import shorten
+from afterdrop.train.schedule_length import shorten
 
 
 def test_a_shortened_schedule_keeps_its_shape():

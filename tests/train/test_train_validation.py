@@ -10,7 +10,7 @@ from afterdrop.errors import DataError
 from afterdrop.ranks import Ranks
 from afterdrop.train.averaging import WeightAverage
 from afterdrop.train.validation import validate
-from afterdrop.train.validation_windows import held_windows
+from afterdrop.train.validation_windows import windows_on_device
 from oracles.waits import CountCopies
 
 
@@ -58,17 +58,19 @@ def test_sums_come_to_the_cpu_after_the_last_batch():
     st.one_of(st.none(), st.integers(1, 70)),
     st.integers(1, 3),
 )
-def test_held_windows_are_those_of_the_stripes_without_padding(tokens, rows, time, most, ranks):
-    """Of every rank's rows; they end with the window in which `most` targets are seen."""
-    stripes = EvalStripes(torch.tensor(tokens, dtype=torch.int32), 0, rows, time)
+def test_windows_on_a_device_are_those_of_the_stripes_without_padding(
+    tokens, rows, window, max_targets, ranks
+):
+    """For the stripes of every rank; they end with the window that reaches `max_targets`."""
+    stripes = EvalStripes(torch.tensor(tokens, dtype=torch.int32), 0, rows, window)
     windows, seen = [], 0
-    for window in stripes:
-        if most is None or seen < most:
-            windows.append(window)
-        seen += int((window[1] != IGNORE).sum())
+    for inputs_Bt, targets_Bt in stripes:
+        if max_targets is None or seen < max_targets:
+            windows.append((inputs_Bt, targets_Bt))
+        seen += int((targets_Bt != IGNORE).sum())
     for rank in range(ranks):
         mine = Ranks(rank, ranks).share(rows)
-        held = held_windows(stripes, torch.device("cpu"), mine, most)
+        held = windows_on_device(stripes, torch.device("cpu"), mine, max_targets)
         assert len(held) == (len(windows) if mine.start < mine.stop else 0)
         for found, (inputs_Bt, targets_Bt) in zip(held, windows):
             real_Bt = targets_Bt[mine] != IGNORE
@@ -81,8 +83,9 @@ def test_held_windows_are_those_of_the_stripes_without_padding(tokens, rows, tim
 def test_the_average_is_the_mean_of_all_weights_after_the_trigger():
     model = nn.Linear(3, 2)
     average, seen = WeightAverage(model), []
+    before = [p.detach().clone() for p in model.parameters()]
     with average.in_place():  # before any update: the weights themselves
-        pass
+        assert all(torch.equal(a, b) for a, b in zip(model.parameters(), before))
     for _ in range(7):
         with torch.no_grad():
             for p in model.parameters():

@@ -28,7 +28,7 @@ max_norm = 1.0
 steps_per_interval = 4
 intervals = 4
 [validation]
-rows = 4
+stripes = 4
 """
 
 

@@ -9,7 +9,7 @@ import torch
 
 from afterdrop import recipes
 from afterdrop.cli import main
-from afterdrop.recipes.write import to_toml
+from afterdrop.recipes import to_toml
 from afterdrop.report.run_page import render
 from afterdrop.report.study_figures import study_slices
 from afterdrop.report.study_page import build_study_page

@@ -7,7 +7,7 @@ import tyro
 from tyro.conf import Positional
 
 from afterdrop.cli.options import OptionalInt, OptionalPath
-from afterdrop.data.source import data_folder
+from afterdrop.data import data_folder
 from afterdrop.errors import DataError, ExtraError, FileError
 from afterdrop.reproduce.chain import Chain
 from afterdrop.reproduce.jobs import plan_jobs

@@ -8,8 +8,7 @@ from tyro.conf import Positional
 
 from afterdrop.cli.options import OptionalInt, OptionalPath, OptionalText
 from afterdrop.cli.stream import open_stream
-from afterdrop.data import encode_text
-from afterdrop.data.source import read_content
+from afterdrop.data import encode_text, read_content
 from afterdrop.errors import DataError
 from afterdrop.family.presentation import presentation
 

@@ -20,7 +20,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from afterdrop.errors import RankError, RankLost
 from afterdrop.ranks import TIMEOUT, Ranks, Splitting, current
-from afterdrop.train.device import choose_device
+from afterdrop.train import choose_device
 
 
 def launched() -> bool:

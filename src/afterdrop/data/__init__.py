@@ -1,25 +1,25 @@
-"""Data by name: texts in stripes and images in batches, from files that are checked.
+"""Data sets by name: texts in stripes and images in batches, from files with checksums.
 
-Legend: `load` reads, `fetch` downloads and only when called. A set is named (`ptb`, `ptb-char`,
-`wikitext-2`, `enwik8`, `mnist`), built in (`builtin:pydoc`, `builtin:digits`), or the path of a
-folder with `train.txt`, `valid.txt` and `test.txt`.
+`load` reads a set; only `fetch` downloads. A set is named (`ptb`, `ptb-char`, `wikitext-2`,
+`enwik8`, `mnist`), built in (`builtin:pydoc`, `builtin:digits`), or the path of a folder with
+`train.txt`, `valid.txt` and `test.txt`.
 """
 
-from pathlib import Path
-
-from afterdrop.data.builtin import DIGITS, PYDOC, load_digits, load_pydoc
+from afterdrop.data.catalogue import load, load_images, load_text, names
+from afterdrop.data.data_files import data_folder, read_content, require_file
 from afterdrop.data.download import Patience
-from afterdrop.data.encoding import Level, check_level, decode_text, encode_text
-from afterdrop.data.fetch import fetch
-from afterdrop.data.images import Batches, ImageSet, Labelled, batches, load_mnist
-from afterdrop.data.named import NAMED_TEXTS, load_named_text
-from afterdrop.data.stream import IGNORE, EvalStripes, TrainStripes
-from afterdrop.data.text import TextSet, build_text_set, load_text_folder
+from afterdrop.data.encoding import Level, decode_text, encode_text
+from afterdrop.data.fetch_sets import fetch
+from afterdrop.data.images import MNIST_FILES, Batches, ImageSet, Labelled, batches, load_mnist
+from afterdrop.data.named import NAMED_TEXTS
+from afterdrop.data.stripes import IGNORE, EvalStripes, TrainStripes
+from afterdrop.data.text_set import TextSet, build_text_set
 from afterdrop.data.vocabulary import Vocabulary
-from afterdrop.errors import DataError
 
 __all__ = [
     "IGNORE",
+    "MNIST_FILES",
+    "NAMED_TEXTS",
     "Batches",
     "EvalStripes",
     "ImageSet",
@@ -31,6 +31,7 @@ __all__ = [
     "Vocabulary",
     "batches",
     "build_text_set",
+    "data_folder",
     "decode_text",
     "encode_text",
     "fetch",
@@ -39,109 +40,6 @@ __all__ = [
     "load_mnist",
     "load_text",
     "names",
+    "read_content",
+    "require_file",
 ]
-
-MNIST = "mnist"
-
-
-def names() -> tuple[str, ...]:
-    """The sets that `load` knows by name.
-
-    Example:
-        >>> names()
-        ('ptb', 'ptb-char', 'wikitext-2', 'enwik8', 'mnist', 'builtin:pydoc', 'builtin:digits')
-    """
-    return (*NAMED_TEXTS, MNIST, PYDOC, DIGITS)
-
-
-def load(
-    name: str | Path,
-    data: str | Path | None = None,
-    *,
-    level: str | None = None,
-    min_count: int | None = None,
-) -> TextSet | ImageSet:
-    """A set by name, or a user's folder of text by its path.
-
-    Args:
-        name: One of `names()`, or the path of a folder with train.txt, valid.txt and test.txt.
-        data: The folder that holds the named sets; None is the variable AFTERDROP_DATA.
-        level: `word` (the default), `char` or `byte`, for `builtin:pydoc` and folders.
-        min_count: Tokens rarer than this in training become `<unk>`; by default 2 for
-            `builtin:pydoc` and 1, which is none, for folders.
-
-    Returns:
-        A `TextSet` or an `ImageSet`.
-
-    Raises:
-        DataError: If there is no such set, or it has no choice of level or minimum count.
-        FileError: If its files are missing, damaged or not the published ones.
-        ExtraError: If scikit-learn is missing for `builtin:digits`.
-
-    Example:
-        >>> load("builtin:pydoc", level="char").unit
-        'char'
-    """
-    if name in (MNIST, DIGITS):
-        _refuse_options(name, level, min_count)
-        return load_mnist(data) if name == MNIST else load_digits()
-    return load_text(name, data, level=level, min_count=min_count)
-
-
-def load_text(
-    name: str | Path,
-    data: str | Path | None = None,
-    *,
-    level: str | None = None,
-    min_count: int | None = None,
-) -> TextSet:
-    """`load` for those who need a text.
-
-    Raises:
-        DataError: Also if the set is one of images.
-
-    Example:
-        >>> load_text("builtin:digits")
-        Traceback (most recent call last):
-        afterdrop.errors.DataError: 'builtin:digits' is a set of images, a text is needed
-    """
-    if name in (MNIST, DIGITS):
-        raise DataError(f"{str(name)!r} is a set of images, a text is needed")
-    if isinstance(name, str) and name in NAMED_TEXTS:
-        _refuse_options(name, level, min_count)
-        return load_named_text(NAMED_TEXTS[name], data)
-    chosen = check_level(level or "word")
-    if str(name).startswith(PYDOC):
-        return load_pydoc(str(name), chosen, min_count)
-    folder = Path(name).expanduser()
-    if not folder.is_dir():
-        raise DataError(
-            f"{str(name)!r} is neither a folder nor one of the sets {', '.join(names())}"
-        )
-    return load_text_folder(folder, chosen, 1 if min_count is None else min_count)
-
-
-def load_images(name: str, data: str | Path | None = None) -> ImageSet:
-    """`load` for those who need images.
-
-    Raises:
-        DataError: Also if the set is a text.
-
-    Example:
-        >>> load_images("ptb")
-        Traceback (most recent call last):
-        afterdrop.errors.DataError: 'ptb' is no set of images; those are mnist, builtin:digits
-    """
-    loaded = load(name, data) if name in (MNIST, DIGITS) else None
-    if not isinstance(loaded, ImageSet):
-        raise DataError(f"{name!r} is no set of images; those are {MNIST}, {DIGITS}")
-    return loaded
-
-
-def _refuse_options(name: str | Path, level: str | None, min_count: int | None) -> None:
-    for option, value in (("level", level), ("min_count", min_count)):
-        if value is not None:
-            raise DataError(
-                f"{name} is fixed, {option}={value!r} does not apply: leave it out, or put your "
-                "own text files in a folder"
-            )

@@ -1,30 +1,31 @@
-"""Sets that need no files, for trying things out: `builtin:pydoc` and `builtin:digits`.
+"""Built-in sets that need no files, for first experiments: `builtin:pydoc`, `builtin:digits`.
 
 The text of `builtin:pydoc` is Python's own help topics (`pydoc_data.topics`), so it changes with
-the Python version; the set's name records it, and figures compare only under the same name.
-Topics repeat one another's sections, so a paragraph is kept where it occurs first: otherwise the
-test split would stand in the training split. Words are runs of letters, digits and underscores;
-any other character is a word of its own.
+the Python version. The name of the set records the version, and results are comparable only under
+the same name. Topics repeat each other's sections, so a paragraph is kept only where it occurs
+first; otherwise parts of the test split would also be in the training split. Words are runs of
+letters, digits and underscores; any other character is a word of its own.
 """
 
 import hashlib
 import platform
 import re
+from pydoc_data.topics import topics
 
 import numpy as np
 import torch
 
 from afterdrop.data.encoding import Level
 from afterdrop.data.images import ImageSet, Labelled
-from afterdrop.data.text import Split, TextSet, build_text_set
+from afterdrop.data.text_set import Split, TextSet, build_text_set
 from afterdrop.errors import DataError, ExtraError
 
 PYDOC = "builtin:pydoc"
 DIGITS = "builtin:digits"
-_MIN_COUNT = 2  # held-out topics have words of their own, which need an <unk> seen in training
+_MIN_COUNT = 2  # held-out topics have new words, which need an <unk> seen in training
 _HELD_OUT_SHARE = 0.1  # of the characters, for valid and for test each
-_UNDERLINE = re.compile(r"^ *([*=~^-])\1{2,}$", re.MULTILINE)  # below a heading: no text
-_LARGEST_SHARE = 0.04  # a topic above this share goes to train, or it would fill a split alone
+_UNDERLINE = re.compile(r"^ *([*=~^-])\1{2,}$", re.MULTILINE)  # below a heading
+_LARGEST_SHARE = 0.04  # larger topics go to train; one of them would fill a held-out split
 _DIGITS_TRAIN, _DIGITS_VALID = 1_000, 400  # of 1,797; the rest is test
 _DIGITS_SEED = 0
 
@@ -58,10 +59,8 @@ def load_pydoc(name: str = PYDOC, level: Level = "word", min_count: int | None =
     if name not in (PYDOC, pydoc_name()):
         raise DataError(
             f"{name} needs that Python version, this is {platform.python_version()}: "
-            f"use {PYDOC} (figures will differ) or that Python"
+            f"use {PYDOC} (results will differ) or that Python"
         )
-    from pydoc_data.topics import topics  # 0.5 MB that nobody else needs
-
     texts = {
         split: "\n".join(_words_apart(text) if level == "word" else text for text in members)
         for split, members in _split_topics(_unrepeated(topics)).items()
@@ -75,9 +74,9 @@ def load_pydoc(name: str = PYDOC, level: Level = "word", min_count: int | None =
 
 
 def load_digits() -> ImageSet:
-    """scikit-learn's 1,797 digits of 8x8: 1,000 to train, 400 to validate, 397 to test.
+    """scikit-learn's 1,797 digits of 8x8 pixels: 1,000 for training, 400 and 397 held out.
 
-    The classes are dealt out evenly, in an order that is fixed for all versions of numpy.
+    Every split has its even share of each class. The order is the same for all numpy versions.
 
     Raises:
         ExtraError: If scikit-learn is not installed.
@@ -94,7 +93,7 @@ def load_digits() -> ImageSet:
     digits = datasets.load_digits()
     shuffled = np.random.RandomState(_DIGITS_SEED).permutation(len(digits.target))
     labels = digits.target[shuffled]
-    rank = np.zeros(len(labels), np.int64)  # of an image among those of its class
+    rank = np.zeros(len(labels), np.int64)  # index of an image within its class
     for label in np.unique(labels):
         rank[labels == label] = np.arange((labels == label).sum())
     order = shuffled[np.argsort(rank, kind="stable")]
@@ -108,7 +107,7 @@ def load_digits() -> ImageSet:
 
 
 def _unrepeated(topics: dict[str, str]) -> dict[str, str]:
-    """Each paragraph only in the first topic, by name, that has it; emptied topics fall out."""
+    """Keeps each paragraph only in the first topic (by name) with it; drops empty topics."""
     seen: set[str] = set()
     kept: dict[str, str] = {}
     for name in sorted(topics):
@@ -122,7 +121,7 @@ def _unrepeated(topics: dict[str, str]) -> dict[str, str]:
 
 
 def _split_topics(topics: dict[str, str]) -> dict[Split, list[str]]:
-    """Whole topics to splits, in an order that depends on their names only."""
+    """Assigns whole topics to splits, in an order that depends on their names only."""
     total = sum(map(len, topics.values()))
     splits: dict[Split, list[str]] = {"train": [], "valid": [], "test": []}
     room: dict[Split, float] = {"test": _HELD_OUT_SHARE * total, "valid": _HELD_OUT_SHARE * total}

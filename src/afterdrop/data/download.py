@@ -1,8 +1,8 @@
-"""One file over HTTP: goes on where it stopped, retries a bounded number of times.
+"""Downloads one file over HTTP, resumably and with a bounded number of retries.
 
-The bytes so far lie beside the target as `NAME.part`. A dropped, stalled or truncated transfer is
-continued with a Range request; a server that ignores Range makes it start over. The target itself
-appears only when its content has passed the check.
+The bytes received so far are kept beside the target as `NAME.part`. A dropped, stalled or truncated
+transfer is resumed with a Range request; if the server ignores Range, it starts over. The target
+itself appears only after its content has passed the check.
 """
 
 import http.client
@@ -21,21 +21,21 @@ from afterdrop.errors import FileError
 
 Result = TypeVar("Result")
 _CHUNK = 1 << 16
-# Some hosts of public data refuse urllib's own name.
+# Some hosts of public data refuse urllib's default user agent.
 _AGENT = "Mozilla/5.0 (compatible; afterdrop)"
 _LONGEST_WAIT = 30.0
-# What may be better in a moment: time-out, too many requests, or the server's own trouble.
-_PASSING = {408, 425, 429, 500, 502, 503, 504}
+# Temporary conditions: time-outs, too many requests, errors of the server.
+_TEMPORARY = {408, 425, 429, 500, 502, 503, 504}
 
 
 @dataclass(frozen=True)
 class Patience:
-    """How long to try.
+    """Time-outs and retries of a download.
 
     Attributes:
         timeout: Seconds without a byte after which a connection counts as stalled.
         retries: Attempts after the first, over all addresses.
-        backoff: Seconds before the first retry; doubles with each, at most 30.
+        backoff: Seconds before the first retry; doubled for each further one, up to 30.
     """
 
     timeout: float = 30.0
@@ -52,7 +52,7 @@ class _Unfinished(Exception):
 
 
 class _Refused(Exception):
-    """An address that will not give the file, however often it is asked."""
+    """An address that will never give the file."""
 
 
 def download(
@@ -62,12 +62,12 @@ def download(
     patience: Patience,
     progress: bool,
 ) -> Result:
-    """What `accept` makes of the content behind the first of `urls` that gives it whole.
+    """Downloads from the first of `urls` that gives the complete file.
 
     Args:
         urls: Addresses of the same file, in order of preference.
-        part: Where the bytes so far are kept; the caller removes it when it has stored the result.
-        accept: Raises `FileError` if a complete content is wrong.
+        part: Where the bytes so far are kept; the caller removes it after storing the result.
+        accept: Called with the complete content; raises `FileError` if it is wrong.
         patience: Time-outs and retries.
         progress: Whether to show a bar.
 
@@ -75,8 +75,8 @@ def download(
         The result of `accept`.
 
     Raises:
-        FileError: If no address gave it within the retries, with the last reason of each; or if
-            the disk cannot be written.
+        FileError: If no address gave the file within the retries (the message has the last reason
+            of each), or if the disk cannot be written to.
     """
     remaining = list(urls)
     reasons: dict[str, str] = {}
@@ -97,11 +97,11 @@ def download(
                 return accept(part.read_bytes())
             except FileError as error:
                 reasons[url] = str(error)
-                part.unlink()  # complete but wrong: nothing of it can be used
+                part.unlink()  # complete but wrong, so nothing of it can be used
         if attempt < patience.retries:
             patience.wait(attempt)
     tried = "; ".join(f"{url}: {reason}" for url, reason in reasons.items())
-    kept = f". {part} is kept, and the next call goes on from there" if part.exists() else ""
+    kept = f". {part} is kept, and the next call resumes from it" if part.exists() else ""
     raise FileError(
         f"could not download {part.name.removesuffix('.part')} ({tried}); try again later, or "
         f"pass mirror=URL of a folder with another copy{kept}"
@@ -118,7 +118,7 @@ def _transfer(url: str, part: Path, timeout: float, progress: bool) -> None:
     try:
         with urllib.request.urlopen(request, timeout=timeout) as response:
             if response.status != http.client.PARTIAL_CONTENT:
-                have = 0  # the server sends all of it, whatever was asked
+                have = 0  # the server ignored the range and sends everything
             elif _first_byte(response) != have:
                 raise _Unfinished("answered with another range than asked")
             total = None if response.length is None else have + response.length
@@ -126,7 +126,7 @@ def _transfer(url: str, part: Path, timeout: float, progress: bool) -> None:
     except urllib.error.HTTPError as error:
         if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE and have:
             _settle_range(error, part, have)
-        elif error.code in _PASSING:
+        elif error.code in _TEMPORARY:
             raise _Unfinished(f"HTTP {error.code} {error.reason}") from error
         else:
             raise _Refused(f"HTTP {error.code} {error.reason}") from error
@@ -140,7 +140,7 @@ def _append(
     response: http.client.HTTPResponse, part: Path, have: int, total: int | None, progress: bool
 ) -> None:
     with _open_part(part, have) as file, _bar(part, have, total, progress) as bar:
-        # read1 hands over what has arrived, so that a stall loses nothing.
+        # read1 returns what has arrived, so that a stalled connection loses nothing.
         while chunk := response.read1(_CHUNK):
             try:
                 file.write(chunk)
@@ -180,7 +180,7 @@ def _first_byte(response: http.client.HTTPResponse) -> int | None:
 
 
 def _settle_range(error: urllib.error.HTTPError, part: Path, have: int) -> None:
-    """Nothing lies beyond `have`: either the part is the whole file, or it is no part of it."""
+    """Handles a range beyond the end: the part is either the whole file or of another one."""
     total = error.headers.get("Content-Range", "").rpartition("/")[2]
     if total != str(have):
         part.unlink()

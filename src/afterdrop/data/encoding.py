@@ -1,8 +1,8 @@
-"""From the bytes of a text file to token numbers and back, at word, character or byte level.
+"""Converts text files to token numbers and back, at word, character or byte level.
 
-Every line ends in one end-of-sentence token, blank lines too. Words are separated by white space;
+Every line, blank or not, ends in one end-of-sentence token. Words are separated by white space;
 nothing is lower-cased. At character and byte level the newline is the end-of-sentence token, so
-text comes back as it was, and a byte is written as the character of the same number.
+decoding restores the text exactly. A byte is represented by the character with the same number.
 """
 
 import re
@@ -23,7 +23,7 @@ _NEWLINE = 10
 
 
 class Tokens(Protocol):
-    """A text cut into tokens, whatever holds them."""
+    """A text split into tokens."""
 
     def counts(self) -> dict[str, int]:
         """Occurrences of each token."""
@@ -43,8 +43,8 @@ class _Words:
                 f"{source}, line {line} holds {eos!r}, the name of the token that afterdrop puts "
                 "at the end of every line; remove it there"
             )
-        # A last line that has no newline counts only if it has words: PTB's character files end
-        # in a lone space.
+        # A last line without a newline counts only if it has words: PTB's character files end in
+        # a single space.
         if text.rpartition("\n")[2].strip():
             text += "\n"
         self._words = text.replace("\n", f" {eos} ").split()
@@ -57,7 +57,7 @@ class _Words:
 
 
 class _Symbols:
-    """Characters or bytes as an array of numbers: 100 MB of them must not become Python objects."""
+    """Characters or bytes as an array, because 100 MB of Python objects would be too large."""
 
     def __init__(self, codes: np.ndarray) -> None:
         self._codes = codes
@@ -81,7 +81,7 @@ class _Symbols:
 
 
 def check_level(level: str) -> Level:
-    """`level` itself if it is one, else a `DataError`.
+    """Returns `level` if it is valid and raises a `DataError` otherwise.
 
     Example:
         >>> check_level("word")
@@ -94,12 +94,12 @@ def check_level(level: str) -> Level:
 
 
 def tokenize(content: bytes, level: Level, source: str = "the text") -> Tokens:
-    r"""Cuts the content of a text file into tokens.
+    r"""Splits the content of a text file into tokens.
 
     Args:
-        content: What the file holds, uncompressed.
+        content: The uncompressed content of the file.
         level: `word`, `char` (both UTF-8) or `byte`.
-        source: What the text is (a file), for error messages.
+        source: Name of the text (a file), for error messages.
 
     Raises:
         DataError: If the text is empty, is not UTF-8, or holds the end-of-sentence token as a word.
@@ -125,13 +125,13 @@ def tokenize(content: bytes, level: Level, source: str = "the text") -> Tokens:
 def encode_text(
     content: bytes, vocabulary: Vocabulary, level: Level, source: str = "the text"
 ) -> Tensor:
-    r"""The token numbers of a text in a given vocabulary, as for scoring a new file.
+    r"""The token numbers of a text in a given vocabulary, for example to score a new file.
 
     Returns:
         A 1-d int32 tensor.
 
     Raises:
-        DataError: As `tokenize`, and for unknown words where there is no unknown token.
+        DataError: As `tokenize`, and for unknown words if there is no unknown token.
 
     Example:
         >>> vocabulary = Vocabulary.build({"a": 1, "b": 1}, "<eos>")
@@ -142,9 +142,9 @@ def encode_text(
 
 
 def decode_text(ids: Iterable[int] | Tensor, vocabulary: Vocabulary, level: Level) -> str:
-    r"""Readable text of token numbers: the inverse of `encode_text` up to white space of words.
+    r"""The text of token numbers: the inverse of `encode_text`, up to white space between words.
 
-    Bytes that are not UTF-8 (a sample may hold such) are shown as U+FFFD.
+    Bytes that are not UTF-8 (which a generated sample may contain) become U+FFFD.
 
     Example:
         >>> decode_text([2, 1, 0], Vocabulary.build({"a": 1, "b": 1}, "<eos>"), "word")
@@ -169,5 +169,5 @@ def _decode_utf8(content: bytes, source: str) -> str:
             f"{source} is not UTF-8: byte 0x{content[error.start]:02x} at byte offset "
             f"{error.start:,} ({error.reason}); convert the file, or read it with level='byte'"
         ) from error
-    # A byte-order mark and Windows line ends are how the file was saved, not part of its text.
+    # A byte-order mark and Windows line ends come from saving the file; they are not text.
     return text.removeprefix("\ufeff").replace("\r\n", "\n")

@@ -1,4 +1,7 @@
-"""Image sets, MNIST from its idx files among them, and batches of them."""
+"""Image sets, among them MNIST from its idx files, and batches of images.
+
+Legend: N images.
+"""
 
 import struct
 from collections.abc import Iterator, Mapping
@@ -11,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from afterdrop.data.source import Expected, data_folder, read_content, require_file
+from afterdrop.data.data_files import Expected, data_folder, read_content, require_file
 from afterdrop.errors import DataError, FileError
 
 MNIST_FILES = {
@@ -63,13 +66,13 @@ def parse_idx(content: bytes, source: str = "the file") -> Tensor:
 
     Args:
         content: The file's uncompressed content.
-        source: What it is, for error messages.
+        source: Its name, for error messages.
 
     Returns:
-        A uint8 tensor of the shape that the header says.
+        A uint8 tensor of the shape in the header.
 
     Raises:
-        FileError: If it has a foreign header or another length than its header says.
+        FileError: If the header is not that of an idx file, or the length does not match it.
 
     Example:
         >>> parse_idx(bytes([0, 0, 8, 1, 0, 0, 0, 3, 7, 8, 9]))
@@ -78,8 +81,8 @@ def parse_idx(content: bytes, source: str = "the file") -> Tensor:
     # Two zero bytes, the element type (8 is unsigned byte), the number of dimensions, the sizes.
     if len(content) < 4 or content[:3] != b"\0\0\x08" or content[3] == 0:
         raise FileError(
-            f"{source} is no idx file of bytes: it starts with {content[:4].hex(' ')}, expected "
-            "00 00 08 and the number of dimensions; is it another file under this name?"
+            f"{source} is not an idx file of bytes: it starts with {content[:4].hex(' ')}, "
+            "expected 00 00 08 and the number of dimensions; is it another file with this name?"
         )
     header = 4 + 4 * content[3]
     if len(content) < header:
@@ -104,14 +107,14 @@ def load_mnist(
 
     Args:
         data: The data folder, which holds the files itself or in `mnist` (`MNIST/raw`, as
-            torchvision leaves them, is found too); None is the variable AFTERDROP_DATA.
-        validation: How many of the training images, from the end, are for validation.
+            torchvision leaves them, is found too); None is the environment variable AFTERDROP_DATA.
+        validation: Number of training images, taken from the end, for validation.
         name: The set's name and subfolder.
-        expected: Checksums; None reads other files of these names.
+        expected: Checksums; None reads any files with these names.
 
     Raises:
-        FileError: If a file is missing, truncated, foreign or not the published one.
-        DataError: If images and labels do not fit, or `validation` leaves nothing to train on.
+        FileError: If a file is missing, truncated, not an idx file or not the published one.
+        DataError: If images and labels do not match, or `validation` leaves nothing to train on.
 
     Example:
         >>> load_mnist("nowhere")
@@ -143,13 +146,13 @@ nowhere/MNIST/raw or nowhere: put it there, or try afterdrop data fetch mnist
 
 
 class Batches:
-    """Batches of images and labels, as often as they are asked for.
+    """Batches of images and labels that can be iterated over repeatedly.
 
     Args:
         images: Any tensor [N, ...].
         labels: A tensor [N].
         batch_size: Size of each batch; the last may be smaller.
-        seed: None keeps the order; a number shuffles it, the same way at each iteration.
+        seed: None keeps the order; a number shuffles, in the same way for each iteration.
 
     Example:
         >>> parts = Batches(torch.rand(5, 2, 2), torch.arange(5), 2)
@@ -163,7 +166,7 @@ class Batches:
         if batch_size < 1:
             raise DataError(f"batch_size={batch_size} must be at least 1")
         if len(images) != len(labels):
-            raise DataError(f"{len(images)} images and {len(labels)} labels must be as many")
+            raise DataError(f"{len(images)} images and {len(labels)} labels must be equally many")
         self.images, self.labels, self.batch_size = images, labels, batch_size
         self._order = None
         if seed is not None:
@@ -182,7 +185,7 @@ class Batches:
 
 
 def batches(images: Tensor, labels: Tensor, batch_size: int, seed: int | None = None) -> Batches:
-    """`Batches` of images and labels, to be read as a verb in a loop.
+    """The `Batches` of images and labels, for use in a loop.
 
     Example:
         >>> for images, labels in batches(torch.rand(3, 8, 8), torch.arange(3), batch_size=2):

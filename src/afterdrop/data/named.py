@@ -1,6 +1,6 @@
-"""The published text sets, read from a user's folder: where they lie and what they must hold.
+"""The published text sets: where their files are below the data folder, and what they contain.
 
-Checksums and token counts are of the uncompressed text with one end-of-sentence token a line,
+Checksums are of the uncompressed text. Token counts include one end-of-sentence token per line,
 blank lines included. Vocabularies have lamb's dead `<UNK>` (see `afterdrop.data.vocabulary`).
 PTB is for research use (LDC); WikiText-2 is CC BY-SA.
 """
@@ -8,9 +8,9 @@ PTB is for research use (LDC); WikiText-2 is CC BY-SA.
 from dataclasses import dataclass
 from pathlib import Path
 
+from afterdrop.data.data_files import Expected, data_folder, read_content, require_file
 from afterdrop.data.encoding import Level
-from afterdrop.data.source import Expected, data_folder, read_content, require_file
-from afterdrop.data.text import SPLITS, Split, TextSet, build_text_set
+from afterdrop.data.text_set import SPLITS, Split, TextSet, build_text_set
 from afterdrop.data.vocabulary import LAMB_UNKNOWN
 from afterdrop.errors import DataError
 
@@ -22,9 +22,9 @@ class NamedText:
     Attributes:
         name: Its name.
         folders: Subfolders of the data folder that may hold it; the data folder itself may too.
-        files: Each file's name and expected content: one a split, or one for all three.
-        tokens: Published token counts of train, valid and test, with the ends of lines.
-        level: How the files are cut into tokens.
+        files: Each file's name and expected content: one per split, or one for all three.
+        tokens: Published token counts of train, valid and test, with one token per line end.
+        level: How the files are split into tokens.
         unit: What a token is.
     """
 
@@ -40,7 +40,7 @@ class NamedText:
         return [data / folder for folder in self.folders] + [data]
 
 
-def _one_a_split(pattern: str, *contents: tuple[int, str]) -> tuple[tuple[str, Expected], ...]:
+def _one_per_split(pattern: str, *contents: tuple[int, str]) -> tuple[tuple[str, Expected], ...]:
     return tuple(
         (pattern.format(split), Expected(size, f"sha256:{digest}"))
         for split, (size, digest) in zip(SPLITS, contents, strict=True)
@@ -50,7 +50,7 @@ def _one_a_split(pattern: str, *contents: tuple[int, str]) -> tuple[tuple[str, E
 PTB = NamedText(
     "ptb",
     ("ptb",),
-    _one_a_split(
+    _one_per_split(
         "ptb.{}.txt",
         (5_101_618, "fcea919f6cf83f35d4d00c6cbf08040d13d4155226340912e2fef9c9c4102cbf"),
         (399_782, "c9fe6985fe0d4ccb578183407d7668fc6066c20700cb4cf87d8ff1cc34df1bf2"),
@@ -61,7 +61,7 @@ PTB = NamedText(
 PTB_CHAR = NamedText(
     "ptb-char",
     ("ptb-char", "ptb"),
-    _one_a_split(
+    _one_per_split(
         "ptb.char.{}.txt",
         (10_034_964, "e313d91425e06c4f0a8fb6e881dcce0c291f2a0e9f4dda54833069b122f91da9"),
         (786_084, "21661f63ec355085879458b6524644d4add5573541b4be14fb52ab2e2e995eb8"),
@@ -73,7 +73,7 @@ PTB_CHAR = NamedText(
 WIKITEXT_2 = NamedText(
     "wikitext-2",
     ("wikitext-2",),
-    _one_a_split(
+    _one_per_split(
         "wiki.{}.tokens",
         (10_797_148, "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f"),
         (1_121_681, "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8"),
@@ -81,7 +81,7 @@ WIKITEXT_2 = NamedText(
     ),
     (2_088_628, 217_646, 245_569),
 )
-# Of enwik8 the published checksum is an MD5. A token is a byte, so the counts cut the one file.
+# The published checksum of enwik8 is an MD5. A token is a byte, so the counts split the file.
 ENWIK8 = NamedText(
     "enwik8",
     ("enwik8",),
@@ -94,7 +94,7 @@ NAMED_TEXTS = {text.name: text for text in (PTB, PTB_CHAR, WIKITEXT_2, ENWIK8)}
 
 
 def load_named_text(text: NamedText, data: str | Path | None = None) -> TextSet:
-    """Reads a published corpus from the user's data folder and checks all that is known of it.
+    """Reads a published corpus from the data folder and checks it against everything published.
 
     Args:
         text: Which one, from `NAMED_TEXTS`.
@@ -131,7 +131,7 @@ it there, or try afterdrop data fetch ptb
         if found != wanted:
             raise DataError(
                 f"{text.name}: {found:,} tokens in {split}, {wanted:,} were published; "
-                "figures on it would not compare"
+                "results on it would not be comparable"
             )
     return loaded
 

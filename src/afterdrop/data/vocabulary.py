@@ -1,4 +1,4 @@
-"""Vocabularies: the tokens of a training text, their counts there, and their numbers.
+"""Vocabularies: the tokens of a training text, their counts and their numbers.
 
 deepmind/lamb's vocabulary is the training types, an end-of-sentence token and a `<UNK>` that never
 occurs: 10,001 classes for PTB, 33,279 for WikiText-2, 206 for enwik8. The published parameter
@@ -10,7 +10,6 @@ by it or the text contains it.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,9 +26,9 @@ class Vocabulary:
 
     Attributes:
         tokens: Distinct tokens, in Unicode order when made by `build`.
-        counts: Occurrences of each in the training split, for tables by training frequency.
-        eos: The token that ends every line and stands before the first.
-        unknown: The token that stands for all others, or None: then others are refused.
+        counts: Occurrences of each token in the training split.
+        eos: The token that ends every line and precedes the first one.
+        unknown: The token that represents all others; with None, others are refused.
 
     Example:
         >>> vocabulary = Vocabulary.build({"a": 3, "b": 1, "<eos>": 2}, "<eos>", "<unk>", 2)
@@ -49,7 +48,7 @@ class Vocabulary:
     def __post_init__(self) -> None:
         if len(self.tokens) != len(self.counts):
             raise DataError(
-                f"a vocabulary needs one count a token: {len(self.tokens)} tokens, "
+                f"a vocabulary needs one count per token: {len(self.tokens)} tokens, "
                 f"{len(self.counts)} counts"
             )
         if len(self.index) != len(self.tokens):
@@ -109,7 +108,7 @@ class Vocabulary:
 
         Args:
             tokens: The tokens, with `eos` at the end of each line.
-            source: What the text is (a file), for the error message.
+            source: Name of the text (a file), for the error message.
 
         Raises:
             DataError: If a token is not in the vocabulary and there is no unknown token.
@@ -124,7 +123,7 @@ class Vocabulary:
             raise self.refusal(tokens[at], tokens[:at].count(self.eos) + 1, source) from None
 
     def refusal(self, token: str, line: int, source: str) -> DataError:
-        """The error for a `token` that the vocabulary does not hold."""
+        """The error for a `token` that is not in the vocabulary."""
         return DataError(
             f"{source}, line {line}: {token!r} does not occur in the training text, and the "
             f"vocabulary has no unknown token; min_count=2 makes rare tokens {UNKNOWN}, or write "
@@ -132,41 +131,13 @@ class Vocabulary:
         )
 
     def decode(self, ids: Iterable[int] | Tensor) -> list[str]:
-        """The tokens of `ids`: the inverse of `encode` for tokens it holds.
+        """The tokens with the numbers `ids`: the inverse of `encode`.
 
         Raises:
-            DataError: If a number is not one of the vocabulary's.
+            DataError: If a number is not in the vocabulary.
         """
         numbers = ids.tolist() if isinstance(ids, Tensor) else list(ids)
         for number in numbers:
             if not 0 <= number < len(self.tokens):
                 raise DataError(f"token number {number} is not in 0..{len(self.tokens) - 1}")
         return [self.tokens[number] for number in numbers]
-
-    def to_dict(self) -> dict[str, Any]:
-        """A JSON-friendly form, for a run's folder.
-
-        Example:
-            >>> vocabulary = Vocabulary(("<eos>", "a"), (1, 2), "<eos>")
-            >>> Vocabulary.from_dict(vocabulary.to_dict()) == vocabulary
-            True
-        """
-        return {
-            "tokens": list(self.tokens),
-            "counts": list(self.counts),
-            "eos": self.eos,
-            "unknown": self.unknown,
-        }
-
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> "Vocabulary":
-        """What `to_dict` wrote."""
-        try:
-            return cls(
-                tuple(content["tokens"]),
-                tuple(content["counts"]),
-                content["eos"],
-                content["unknown"],
-            )
-        except (KeyError, TypeError) as error:
-            raise DataError(f"not a vocabulary ({error!r}); was it cut short?") from error

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from afterdrop.data.stream import EvalStripes
+from afterdrop.data.stripes import EvalStripes
 
 if TYPE_CHECKING:
     from afterdrop.models.fused import DeterministicPass

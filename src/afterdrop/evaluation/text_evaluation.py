@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from afterdrop.data.stream import EvalStripes
+from afterdrop.data.stripes import EvalStripes
 from afterdrop.evaluation.loop import Execution, run_evaluation
 from afterdrop.evaluation.rank_shares import split_multipliers
 from afterdrop.evaluation.request import Protocol, Request

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from afterdrop import kernels
-from afterdrop.data.stream import EvalStripes
+from afterdrop.data.stripes import EvalStripes
 from afterdrop.evaluation.carried_states import ROWS, carried_states
 from afterdrop.evaluation.chunks import Memory
 from afterdrop.evaluation.engines.dispatch import fused_text_reason

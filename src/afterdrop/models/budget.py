@@ -3,7 +3,7 @@
     layer      (E_in + H) · GH + GH, and with layer norm 2 GH + 2 H            GH = gates · H
     embedding  V · E (twice if untied) + V;   projection H · E when E ≠ H;   E = max(1, ⌊ratio·H⌉)
 
-Letters: V token types, E embedding units, H hidden units.
+Legend: V token types, E embedding units, H hidden units.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from afterdrop.models.cell import gate_count
 from afterdrop.models.checks import ModelError, check_size
-from afterdrop.models.config import LanguageModelConfig
+from afterdrop.models.model_config import LanguageModelConfig
 
 
 class Sizes(NamedTuple):
-    """A hidden size, the embedding size that goes with it, and the parameters they cost.
+    """A hidden size, its embedding size, and the number of parameters of the model.
 
     Example:
         >>> Sizes(hidden=723, embedding=723, parameters=23_979_620).hidden
@@ -61,7 +61,7 @@ def sizes_within(
     """The largest equal hidden size of all layers whose model fits in the budget.
 
     Args:
-        budget: Most parameters allowed.
+        budget: Largest number of parameters allowed.
         vocabulary: V.
         layers: Number of layers.
         embedding_ratio: E/H, in (0, 1].

@@ -1,4 +1,4 @@
-"""One step of the LSTM, as equations: the reference form, differentiable by autograd.
+"""One step of the LSTM as equations: the reference form (docs/cells.md), with autograd.
 
     [j' o' f' i'] = x̃ W_xᵀ + h̃ W_hᵀ + b         j = tanh(j') · mask    o, f, i = σ(o', f', i')
     c = f · c₋ + g · j                           g = min(1 − f, i)  capped
@@ -9,7 +9,7 @@ The cap keeps |c| ≤ 1 (Melis et al., "On the state of the art of evaluation in
 models", 2018). The carried and emitted h is the undropped one; only the copy h̃ that enters the
 gates is dropped.
 
-Letters: B rows, H hidden units, G gates (4, or 3 if tied), GH = G · H columns in the order above.
+Legend: B rows, H hidden units, G gates (4, or 3 if tied), GH = G · H columns in the order above.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from torch import Tensor
 InputGate = Literal["capped", "tied", "plain"]
 INPUT_GATES: tuple[InputGate, ...] = ("capped", "tied", "plain")
 
-# Inside the square root, as in lamb: only guards against a constant vector.
+# Inside the square root, as in lamb; it only guards against a constant vector.
 NORM_EPSILON = 1e-9
 
 
 def gate_count(input_gate: InputGate) -> int:
-    """How many blocks of H columns a layer has: the tied gate needs no i' of its own.
+    """The number of blocks of H columns: 4, or 3 with tied gates, which need no i'.
 
     Example:
         >>> gate_count("capped"), gate_count("tied")
@@ -37,7 +37,7 @@ def gate_count(input_gate: InputGate) -> int:
 
 
 def normalise(x: Tensor, gain: Tensor, shift: Tensor | None = None) -> Tensor:
-    """Layer normalisation over the last dimension, with a gain and perhaps a shift per element.
+    """Layer normalisation over the last dimension, with a gain and optionally a shift per element.
 
     Example:
         >>> normalise(torch.tensor([1.0, 3.0]), torch.ones(2))
@@ -55,9 +55,9 @@ def lstm_step(
 ) -> tuple[Tensor, Tensor]:
     """One step from the gates before their nonlinearity to the new (h, c).
 
-    Update dropout is plain inverted dropout of the candidate j. lamb multiplies j by a further
-    1.5 for capped and tied gates, and its scale differs between training and evaluation; that is
-    a defect and not copied.
+    Update dropout is plain inverted dropout of the candidate j. lamb also multiplies j by 1.5 for
+    capped and tied gates, and scales differently in training and evaluation. That is a defect and
+    is not reproduced here.
 
     Args:
         gates_BGH: j', o', f', i' (no i' if tied), bias included.

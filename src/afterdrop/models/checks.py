@@ -24,7 +24,7 @@ Give the probability of dropping a unit, 0 for no dropout.
 
 
 def check_rate(name: str, value: object) -> None:
-    """Require a probability of dropping, in [0, 1): at 1 the rescaling 1/(1 - rate) has no value.
+    """Requires a probability of dropping, in [0, 1): at 1 the factor 1/(1 - rate) is undefined.
 
     Example:
         >>> check_rate("input_dropout", 0.4)
@@ -37,7 +37,7 @@ def check_rate(name: str, value: object) -> None:
 
 
 def check_size(name: str, value: object) -> None:
-    """Require a positive whole number.
+    """Requires a positive whole number.
 
     Example:
         >>> check_size("vocabulary", 10_001)
@@ -49,14 +49,14 @@ def check_size(name: str, value: object) -> None:
 
 
 def check_sizes(name: str, values: object, *, least: int = 1) -> None:
-    """Require a sequence of at least `least` positive whole numbers.
+    """Requires a sequence of at least `least` positive whole numbers.
 
     Example:
         >>> check_sizes("hidden_sizes", (650, 650))
     """
     if isinstance(values, str) or not isinstance(values, Sequence) or len(values) < least:
         raise ModelError(
-            f"{name} is {values!r}; it takes a sequence of at least {least} sizes, one a layer. "
+            f"{name} is {values!r}; it takes a sequence of at least {least} sizes, one per layer. "
             "Give a list such as [650, 650]."
         )
     for index, value in enumerate(values):
@@ -64,7 +64,7 @@ def check_sizes(name: str, values: object, *, least: int = 1) -> None:
 
 
 def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
-    """Require one of a few words.
+    """Requires one of a few words.
 
     Example:
         >>> check_choice("stacking", "skip", ("skip", "residual", "plain"))
@@ -76,7 +76,7 @@ def check_choice(name: str, value: object, allowed: Sequence[str]) -> None:
 
 
 def check_number(name: str, value: object) -> None:
-    """Require a finite real number.
+    """Requires a finite real number.
 
     Example:
         >>> check_number("forget_bias", 1.0)
@@ -86,7 +86,7 @@ def check_number(name: str, value: object) -> None:
 
 
 def check_flag(name: str, value: object) -> None:
-    """Require True or False, not something merely truthy such as "false".
+    """Requires True or False, not something merely truthy such as "false".
 
     Example:
         >>> check_flag("tied", True)

@@ -1,6 +1,6 @@
-"""A multilayer perceptron with dropout, for images of the MNIST kind.
+"""A multilayer perceptron with dropout, for small images such as MNIST.
 
-Letters: B images, C classes.
+Legend: B images, V classes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class ClassifierConfig:
 
     Attributes:
         input_size: Number of pixels of an image, all channels together.
-        classes: C.
+        classes: V.
         hidden_sizes: Units of each hidden layer; () is a linear classifier.
         input_dropout: Rate on the pixels.
         hidden_dropout: Rate after each hidden layer.
@@ -38,14 +38,14 @@ class ClassifierConfig:
         check_size("input_size", self.input_size)
         check_size("classes", self.classes)
         check_sizes("hidden_sizes", self.hidden_sizes, least=0)
-        # JSON and TOML bring lists; a tuple keeps the configuration hashable.
+        # JSON and TOML give lists; a tuple keeps the configuration hashable.
         object.__setattr__(self, "hidden_sizes", tuple(self.hidden_sizes))
         check_rate("input_dropout", self.input_dropout)
         check_rate("hidden_dropout", self.hidden_dropout)
 
 
 class Classifier(nn.Module):
-    """An MLP classifier: images [B, ...] to logits [B, C].
+    """An MLP classifier: images [B, ...] to logits [B, V].
 
     Args:
         config: The sizes and rates.
@@ -69,17 +69,17 @@ class Classifier(nn.Module):
         self.output = nn.Linear(sizes[-1], config.classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Logits [B, C]."""
+        """Logits [B, V]."""
         features = images.flatten(1) if images.dim() > 1 else images
         if features.dim() != 2 or features.shape[1] != self.config.input_size:
             raise ModelError(
                 f"images has shape {tuple(images.shape)}; the model reads [B, ...] with "
-                f"{self.config.input_size} pixels an image. Reshape, or set input_size."
+                f"{self.config.input_size} pixels per image. Reshape, or set input_size."
             )
         if not features.is_floating_point():
             raise ModelError(
                 f"images is {images.dtype}; the model reads floating-point pixels. "
-                "Convert and scale them, for bytes with images.float() / 255."
+                "Convert and scale them; for bytes, images.float() / 255."
             )
         features = self.input_dropout(features)
         for layer in self.hidden:

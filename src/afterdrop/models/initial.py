@@ -1,11 +1,12 @@
-"""How the weights start (lamb's rules; all normals are truncated at two standard deviations).
+"""Initial weights, as in lamb; all normals are truncated at two standard deviations.
 
-    gate weights   σ = √(1.3 / fan-in), each input's block by its own width: realised sd ≈ 1/√fan-in
+    gate weights   σ = √(1.3 / fan-in) with the fan-in of each block: actual sd ≈ 1/√fan-in
     gate biases    σ = √(1.3 / H), random; the forget gate's around `forget_bias`
-    embeddings     realised sd exactly √(1 / E), untied softmax too; softmax bias 0
+    embeddings     actual sd exactly √(1 / E), untied softmax too; softmax bias 0
     projection     semi-orthogonal
 
-Two different corrections of the truncation, 1.3 inside the root and an exact division, are meant.
+The two corrections for the truncation (1.3 inside the root, and an exact division) differ on
+purpose.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ TRUNCATED_SD = math.sqrt(1 - 4 * math.exp(-2) / math.sqrt(2 * math.pi) / math.er
 def truncated_normal_(
     tensor: Tensor, sigma: float, mean: float = 0.0, generator: torch.Generator | None = None
 ) -> Tensor:
-    """Fills with a normal of spread sigma, cut off two sigmas from its mean.
+    """Fills a tensor with a normal of scale sigma, truncated two sigmas from its mean.
 
     Example:
         >>> bool((truncated_normal_(torch.empty(1000), 0.1).abs() <= 0.2).all())
@@ -47,7 +48,7 @@ def gate_normal_(
 
 
 def embedding_normal_(tensor: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Fills a table [V, E] to a realised standard deviation of √(1 / E).
+    """Fills a table [V, E] to an actual standard deviation of √(1 / E).
 
     Example:
         >>> table = embedding_normal_(torch.empty(1000, 100))

@@ -3,9 +3,9 @@
     y = D_out(stack(D_emb(table)[tokens]))         logits = y tableᵀ + b
     with E ≠ H:  y = D_proj(D_out(stack(·)) P)     P of H×E without bias or nonlinearity
 
-The temperature is not here: it divides log-probabilities afterwards, in the family.
+The temperature is not part of the model: it divides log-probabilities afterwards (`family`).
 
-Letters: B rows, time steps, V token types, E embedding units, H hidden units.
+Legend: B rows, time steps, V token types, E embedding units, H hidden units.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from afterdrop.models.checks import ModelError
-from afterdrop.models.config import LanguageModelConfig
 from afterdrop.models.initial import embedding_normal_
-from afterdrop.models.mask import Drop, MaskConfig, Site
+from afterdrop.models.mask import Drop, DropoutSite, MaskConfig
+from afterdrop.models.model_config import LanguageModelConfig
 from afterdrop.models.stack import LSTMStack, StackState
 
 
-class RowMask(Site):
-    """Draws the mask [V, 1] of the rows of an embedding table, one a window.
+class RowMask(DropoutSite):
+    """Draws the mask [V, 1] of the rows of an embedding table, one per window.
 
     Example:
         >>> RowMask(MaskConfig(0.5, "sequence"))(torch.ones(7, 3)).shape
@@ -39,7 +39,7 @@ class LanguageModel(nn.Module):
 
     Args:
         config: The sizes, rates and sharings.
-        generator: Source of the initial weights; torch's global one if None.
+        generator: Generator of the initial weights; None is torch's global one.
 
     Example:
         >>> model = LanguageModel(LanguageModelConfig(vocabulary=9, hidden_sizes=(4, 4)))
@@ -81,7 +81,7 @@ class LanguageModel(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draws fresh initial weights (see `initial`)."""
+        """Draws new initial weights (see `initial`)."""
         for layer in self.stack.layers:
             layer.reset_parameters(generator)  # type: ignore[operator]
         self._reset_own_parameters(generator)
@@ -113,7 +113,7 @@ class LanguageModel(nn.Module):
     def features(
         self, tokens: Tensor, state: StackState | None = None
     ) -> tuple[Tensor, StackState]:
-        """What enters the softmax [B, time, E], after output dropout and projection, and the state.
+        """The input of the softmax [B, time, E], after dropout and projection, and the state.
 
         Example:
             >>> model = LanguageModel(LanguageModelConfig(vocabulary=9, hidden_sizes=(4,)))
@@ -125,14 +125,14 @@ class LanguageModel(nn.Module):
         if rows is not None:
             raise ModelError(
                 "embedding_rows is 'input_and_softmax' and embedding_dropout is "
-                f"{self.config.embedding_dropout}; the softmax is then as random as the features, "
-                "which alone do not give the logits. Call the model itself, or set "
+                f"{self.config.embedding_dropout}; the softmax is then random as well, and "
+                "features alone do not determine the logits. Call the model itself, or set "
                 "embedding_rows='input'."
             )
         return features, state
 
     def output(self, features: Tensor) -> Tensor:
-        """Logits [..., V] of features [..., E]: linear, so that of a mean is the mean of them.
+        """Logits [..., V] of features [..., E]; linear, so the mean features give the mean logits.
 
         Example:
             >>> model = LanguageModel(LanguageModelConfig(vocabulary=9, hidden_sizes=(4,)))
@@ -150,21 +150,21 @@ class LanguageModel(nn.Module):
     def _features(
         self, tokens: Tensor, state: StackState | None
     ) -> tuple[Tensor, StackState, Tensor | None]:
-        """Features, state, and the row mask if the softmax shares it."""
+        """Features, state, and the row mask if the softmax uses it too."""
         if tokens.dim() != 2 or 0 in tokens.shape or tokens.dtype != torch.int64:
             raise ModelError(
                 f"tokens is {tokens.dtype} of shape {tuple(tokens.shape)}; a model reads int64 "
                 "[B, time] with at least one row and one step. Reshape, or convert with .long()."
             )
-        tokens_TB = tokens.t()
-        x_TBE = F.embedding(tokens_TB, self.embedding)
+        tokens_tB = tokens.t()
+        x_tBE = F.embedding(tokens_tB, self.embedding)
         rows_V1 = self.embedding_dropout(self.embedding)
         if rows_V1 is not None:
-            # The same as dropping rows of the table, without a second table.
-            x_TBE = x_TBE * F.embedding(tokens_TB, rows_V1)
-        y_TBH, state = self.stack(x_TBE, state)
-        y_TBH = self.output_dropout(y_TBH)
+            # Equivalent to dropping rows of the table, without a second table.
+            x_tBE = x_tBE * F.embedding(tokens_tB, rows_V1)
+        y_tBH, state = self.stack(x_tBE, state)
+        y_tBH = self.output_dropout(y_tBH)
         if self.projection is not None and self.projection_dropout is not None:
-            y_TBH = self.projection_dropout(F.linear(y_TBH, self.projection))
+            y_tBH = self.projection_dropout(F.linear(y_tBH, self.projection))
         on_softmax = self.config.embedding_rows == "input_and_softmax"
-        return y_TBH.transpose(0, 1), state, rows_V1 if on_softmax else None
+        return y_tBH.transpose(0, 1), state, rows_V1 if on_softmax else None

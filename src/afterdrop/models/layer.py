@@ -1,6 +1,6 @@
-"""One LSTM layer with its parameters and the two dropout sites inside its recurrence.
+"""One LSTM layer: its parameters, and the two dropout sites inside its recurrence.
 
-Letters: time steps, B rows, E inputs, H hidden units, G gates, GH = G · H rows j, o, f, i.
+Legend: t time steps, B rows, E inputs, H hidden units, G gates, GH = G · H rows j, o, f, i.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class LSTMLayer(nn.Module):
     """An LSTM layer: x [time, B, E] and the state (h, c) to every h [time, B, H] and the new state.
 
     With layer norm, x W_xᵀ and h W_hᵀ are normalised separately, each over all gates jointly and
-    with a gain per element, then the bias is added; c is normalised with gain and shift on its way
-    to h. Under autocast the layer computes in its own type.
+    with a gain per element, before the bias is added; c is normalised with gain and shift on its
+    way to h. Under autocast the layer computes in the dtype of its weights.
 
     Args:
         input_size: E.
@@ -33,7 +33,7 @@ class LSTMLayer(nn.Module):
         forget_bias: Mean of the forget gate's initial bias.
         state_dropout: Site on the h that enters the gates; the carried h is never dropped.
         update_dropout: Site on the candidate j.
-        generator: Source of the initial weights; torch's global one if None.
+        generator: Generator of the initial weights; None is torch's global one.
 
     Example:
         >>> layer = LSTMLayer(4, 3, state_dropout=MaskConfig(0.5, "sequence"))
@@ -79,7 +79,7 @@ class LSTMLayer(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
-        """Draws fresh initial weights (see `initial`)."""
+        """Draws new initial weights (see `initial`)."""
         hidden = self.hidden_size
         gate_normal_(self.weight_x, self.input_size, generator=generator)
         gate_normal_(self.weight_h, hidden, generator=generator)
@@ -90,31 +90,31 @@ class LSTMLayer(nn.Module):
                 gain.fill_(1)
             self.shift_c.zero_()
 
-    def forward(self, x_TBE: Tensor, state: State) -> tuple[Tensor, State]:
+    def forward(self, x_tBE: Tensor, state: State) -> tuple[Tensor, State]:
         """Every h of the window and the state after it."""
         masks = (
-            self.state_dropout(len(x_TBE), state[0]),
-            self.update_dropout(len(x_TBE), state[0]),
+            self.state_dropout(len(x_tBE), state[0]),
+            self.update_dropout(len(x_tBE), state[0]),
         )
-        with torch.autocast(x_TBE.device.type, enabled=False):
-            x_TBE = x_TBE.to(self.weight_x.dtype)
+        with torch.autocast(x_tBE.device.type, enabled=False):
+            x_tBE = x_tBE.to(self.weight_x.dtype)
             run = self._normalised if self.layer_norm else self._fused
-            y_TBH, c_BH = run(x_TBE, state, masks)
-        return y_TBH, (y_TBH[-1], c_BH)
+            y_tBH, c_BH = run(x_tBE, state, masks)
+        return y_tBH, (y_tBH[-1], c_BH)
 
     def _fused(
-        self, x_TBE: Tensor, state: State, masks: tuple[Tensor | None, Tensor | None]
+        self, x_tBE: Tensor, state: State, masks: tuple[Tensor | None, Tensor | None]
     ) -> tuple[Tensor, Tensor]:
         weights = self.weight_x, self.weight_h, self.bias
-        return lstm_recurrence(x_TBE, state, weights, self.input_gate, masks)
+        return lstm_recurrence(x_tBE, state, weights, self.input_gate, masks)
 
     def _normalised(
-        self, x_TBE: Tensor, state: State, masks: tuple[Tensor | None, Tensor | None]
+        self, x_tBE: Tensor, state: State, masks: tuple[Tensor | None, Tensor | None]
     ) -> tuple[Tensor, Tensor]:
-        gates_TBGH = normalise(x_TBE @ self.weight_x.t(), self.gain_x) + self.bias
+        gates_tBGH = normalise(x_tBE @ self.weight_x.t(), self.gain_x) + self.bias
 
         def recurrent(h_BH: Tensor) -> Tensor:
             return normalise(h_BH @ self.weight_h.t(), self.gain_h)
 
         cell_norm = self.gain_c, self.shift_c
-        return unrolled_recurrence(gates_TBGH, state, recurrent, self.input_gate, masks, cell_norm)
+        return unrolled_recurrence(gates_tBGH, state, recurrent, self.input_gate, masks, cell_norm)

@@ -1,11 +1,11 @@
-"""The dropout sites of the recurrent models: what draws masks and what applies them.
+"""The dropout sites of the recurrent models, which draw masks and apply them.
 
-Every random number of a forward pass comes from `dropout`, called once a site and window with an
-explicit batch dimension. To whoever intercepts torch functions it is `torch.nn.functional.dropout`,
-so all of them are seen, counted and controlled. The call is made in eval mode too, where it returns
-its input untouched.
+Every random number of a forward pass comes from `dropout`, which is called once per site and window
+with an explicit batch dimension. Code that intercepts torch functions sees it as
+`torch.nn.functional.dropout`, so it can find, count and control all of them. The call is also made
+in eval mode, where it returns its input unchanged.
 
-Letters: time steps, B rows of the batch, H units.
+Legend: t time steps, B rows of the batch, H units.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ SHARINGS: tuple[Sharing, ...] = ("sequence", "step")
 
 @dataclass(frozen=True)
 class MaskConfig:
-    """How one site drops.
+    """The rate and the sharing of one dropout site.
 
     Attributes:
         rate: Probability of dropping a unit, in [0, 1).
-        sharing: `"sequence"` for one mask over all time steps of the window, `"step"` for a fresh
-            one at each.
+        sharing: `"sequence"` for one mask for all time steps of the window, `"step"` for a new
+            one at each step.
 
     Example:
         >>> MaskConfig(0.5, "sequence")
@@ -47,11 +47,12 @@ class MaskConfig:
 
 
 def dropout(x: Tensor, rate: float, training: bool) -> Tensor:
-    """`torch.nn.functional.dropout`; on a CPU and in float32 with masks that are drawn faster.
+    """As `torch.nn.functional.dropout`, but faster on a CPU in float32.
 
-    torch draws its own with 53 random bits an element, one by one where the processor is not
-    Intel's: 9.6 ns on an AMD EPYC, a sixth of the forward pass of a stack of 2 x 200. From uniforms
-    of 24 bits it is 3.2 ns, and the masks of a seed are the same on any processor.
+    torch draws 53 random bits per element, one element at a time on processors that are not made by
+    Intel: 9.6 ns per element on an AMD EPYC, which is a sixth of the forward pass of a stack of two
+    layers of 200 units. With uniforms of 24 bits it takes 3.2 ns, and a seed gives the same masks
+    on any processor.
 
     Example:
         >>> _ = torch.manual_seed(0)
@@ -67,12 +68,12 @@ def dropout(x: Tensor, rate: float, training: bool) -> Tensor:
     return x * torch.rand_like(x).ge_(rate).mul_(1 / (1 - rate))
 
 
-class Site(nn.Module):
-    """A place where units are dropped; it has a rate and a way to share its masks over time.
+class DropoutSite(nn.Module):
+    """A place where units are dropped, with a rate and a sharing of its masks over time.
 
     Example:
-        >>> Site(MaskConfig(0.5))
-        Site(rate=0.5, sharing='step')
+        >>> DropoutSite(MaskConfig(0.5))
+        DropoutSite(rate=0.5, sharing='step')
     """
 
     def __init__(self, config: MaskConfig) -> None:
@@ -82,7 +83,7 @@ class Site(nn.Module):
 
     @property
     def shared(self) -> bool:
-        """Whether one mask serves all time steps of a window."""
+        """Whether all time steps of a window share one mask."""
         return self.sharing == "sequence"
 
     def extra_repr(self) -> str:
@@ -90,16 +91,16 @@ class Site(nn.Module):
         return f"rate={self.rate}, sharing={self.sharing!r}"
 
     def draw(self, shape: tuple[int, ...], like: Tensor) -> Tensor | None:
-        """One inverted-dropout mask, or None where the operator left the ones alone."""
+        """A mask of inverted dropout, or None if nothing is dropped."""
         if self.rate == 0.0:
             return None
         ones = torch.ones(shape, dtype=like.dtype, device=like.device)
         mask = dropout(ones, self.rate, self.training)
-        # In eval mode dropout hands back its input: None then saves a multiplication a step.
+        # In eval mode dropout returns its input; None then saves a multiplication per step.
         return None if mask is ones else mask
 
 
-class Drop(Site):
+class Drop(DropoutSite):
     """Drops units of activations [time, B, H].
 
     Example:
@@ -109,18 +110,18 @@ class Drop(Site):
         True
     """
 
-    def forward(self, x_TBH: Tensor) -> Tensor:
+    def forward(self, x_tBH: Tensor) -> Tensor:
         """The activations with units dropped and the kept ones rescaled."""
         if self.rate == 0.0:
-            return x_TBH
+            return x_tBH
         if not self.shared:
-            return dropout(x_TBH, self.rate, self.training)
-        mask_1BH = self.draw((1, *x_TBH.shape[1:]), x_TBH)
-        return x_TBH if mask_1BH is None else x_TBH * mask_1BH
+            return dropout(x_tBH, self.rate, self.training)
+        mask_1BH = self.draw((1, *x_tBH.shape[1:]), x_tBH)
+        return x_tBH if mask_1BH is None else x_tBH * mask_1BH
 
 
-class Mask(Site):
-    """Draws the masks of a site inside the recurrence, all of a window in one call.
+class Mask(DropoutSite):
+    """Draws the masks of a site inside the recurrence, those of a window in one call.
 
     Example:
         >>> state_BH = torch.zeros(2, 4)

@@ -1,11 +1,12 @@
-"""Products with the weights of a layer, most of all with one that a window uses many times.
+"""Products with the weights of a layer, in particular with one that a window uses many times.
 
-A matrix product on a CPU first copies the weight into blocks that suit its registers. With few
-rows and a weight beyond the cache that copy costs a third of the product, so here it is made once
-a window, by the oneDNN operators that torch's own compiler uses. Everywhere else (other devices
-and types, small weights, torch without oneDNN) the plain product is as fast and is what runs.
+A matrix product on a CPU first copies (packs) the weight into blocks that suit the registers. With
+few rows and a weight larger than the cache, packing takes a third of the time of the product, so
+here it is done once per window, by the oneDNN operators that torch's own compiler uses. Everywhere
+else (other devices and dtypes, small weights, torch without oneDNN) the plain product is as fast,
+and is used.
 
-Letters: B rows (R for all rows of a window), N outputs, M inputs; a weight is [N, M].
+Legend: B rows (R for all rows of a window), O outputs, I inputs; a weight is [O, I].
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-# Below 1 MB a weight stays in cache and packing gains nothing (AMD EPYC, AVX-512, 20 rows: even at
-# 0.6 MB, 1.1 times faster at 1 MB, the packing included, and 1.35 times at 6.8 MB).
+# Below 1 MB a weight stays in the cache and packing gains nothing (AMD EPYC, AVX-512, 20 rows,
+# packing included: equally fast at 0.6 MB, 1.1 times faster at 1 MB, 1.35 times at 6.8 MB).
 PACK_FROM_ELEMENTS = 2**18
-# With many rows oneDNN is 3 to 7 percent faster unpacked; small products do not repay its set-up.
+# With many rows oneDNN is 3 to 7 % faster even unpacked; small products do not repay its set-up.
 LINEAR_FROM_ELEMENTS = 2**17
 
 Accumulate = Callable[[Tensor, Tensor], Tensor]
 
 
 def onednn_takes(weight: Tensor, from_elements: int) -> bool:
-    """Whether oneDNN can multiply by the weight, and pays from this many elements on.
+    """Whether oneDNN can multiply by the weight, and the weight has at least this size.
 
     Example:
         >>> onednn_takes(torch.zeros(10, 10), PACK_FROM_ELEMENTS)
@@ -42,61 +43,67 @@ def onednn_takes(weight: Tensor, from_elements: int) -> bool:
     )
 
 
-def linear(x_RM: Tensor, weight_NM: Tensor, bias_N: Tensor) -> Tensor:
+def linear(
+    x_RI: Tensor, weight_OI: Tensor, bias_O: Tensor, from_elements: int = LINEAR_FROM_ELEMENTS
+) -> Tensor:
     """The product x Wᵀ + b for many rows, outside autograd.
 
     Example:
         >>> linear(torch.ones(1, 2), torch.ones(3, 2), torch.ones(3))
         tensor([[3., 3., 3.]])
     """
-    if onednn_takes(weight_NM, LINEAR_FROM_ELEMENTS):
+    if onednn_takes(weight_OI, from_elements):
         operator = torch.ops.mkldnn._linear_pointwise.default
-        return operator(x_RM, weight_NM, bias_N, "none", [], "")
-    return torch.addmm(bias_N, x_RM, weight_NM.t())
+        return operator(x_RI, weight_OI, bias_O, "none", [], "")
+    return torch.addmm(bias_O, x_RI, weight_OI.t())
 
 
-def accumulator(weight_NM: Tensor, batch: int) -> Accumulate:
-    """A function of (sum [B, N], x [B, M]) that returns sum + x Wᵀ, perhaps in place of sum.
+def accumulator(
+    weight_OI: Tensor, batch: int, from_elements: int = PACK_FROM_ELEMENTS
+) -> Accumulate:
+    """A function of (sum [B, O], x [B, I]) that returns sum + x Wᵀ and may overwrite the sum.
 
     Example:
         >>> add = accumulator(torch.ones(3, 2), batch=1)
         >>> add(torch.ones(1, 3), torch.ones(1, 2))
         tensor([[3., 3., 3.]])
     """
-    if onednn_takes(weight_NM, PACK_FROM_ELEMENTS):
-        packed = torch.ops.mkldnn._reorder_linear_weight.default(weight_NM, batch)
+    if onednn_takes(weight_OI, from_elements):
+        packed = torch.ops.mkldnn._reorder_linear_weight.default(weight_OI, batch)
         operator = torch.ops.mkldnn._linear_pointwise.binary
 
-        def add(sum_BN: Tensor, x_BM: Tensor) -> Tensor:
-            return operator(x_BM, sum_BN, packed, None, "add")
+        def add(sum_BO: Tensor, x_BI: Tensor) -> Tensor:
+            return operator(x_BI, sum_BO, packed, None, "add")
     else:
-        weight_MN = weight_NM.t()
+        weight_IO = weight_OI.t()
 
-        def add(sum_BN: Tensor, x_BM: Tensor) -> Tensor:
-            return sum_BN.addmm_(x_BM, weight_MN)
+        def add(sum_BO: Tensor, x_BI: Tensor) -> Tensor:
+            return sum_BO.addmm_(x_BI, weight_IO)
 
     return add
 
 
-def row_product(weight_NM: Tensor, batch: int) -> Callable[[Tensor], Tensor]:
-    """A function of d [B, N] that returns d W [B, M], always a new tensor.
+def row_product(
+    weight_OI: Tensor, batch: int, from_elements: int = PACK_FROM_ELEMENTS
+) -> Callable[[Tensor], Tensor]:
+    """A function of d [B, O] that returns d W [B, I], always as a new tensor.
 
     Example:
         >>> multiply = row_product(torch.ones(3, 2), batch=1)
         >>> multiply(torch.ones(1, 3))
         tensor([[3., 3.]])
     """
-    if onednn_takes(weight_NM, PACK_FROM_ELEMENTS):
-        # oneDNN packs a strided weight far more slowly than it is copied.
-        weight_MN = weight_NM.t().contiguous()
-        packed = torch.ops.mkldnn._reorder_linear_weight.default(weight_MN, batch)
+    if onednn_takes(weight_OI, from_elements):
+        # oneDNN packs a strided weight far more slowly than torch copies it.
+        weight_IO = weight_OI.t().contiguous()
+        packed = torch.ops.mkldnn._reorder_linear_weight.default(weight_IO, batch)
         operator = torch.ops.mkldnn._linear_pointwise.default
 
-        def multiply(d_BN: Tensor) -> Tensor:
-            return operator(d_BN, packed, None, "none", [], "")
+        def multiply(d_BO: Tensor) -> Tensor:
+            return operator(d_BO, packed, None, "none", [], "")
     else:
 
-        def multiply(d_BN: Tensor) -> Tensor:
-            return d_BN @ weight_NM
+        def multiply(d_BO: Tensor) -> Tensor:
+            return d_BO @ weight_OI
 
     return multiply

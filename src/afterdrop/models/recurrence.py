@@ -1,21 +1,22 @@
-"""A whole LSTM layer over a window as one differentiable operator: the fast form of `cell`.
+"""An LSTM layer over a window as one differentiable operator, the fast form (docs/cells.md).
 
-Forward: one product with W_x for all time steps, then one product with W_h and a few in-place
-pointwise operations a step. Backward: everything that does not depend on the incoming gradient is
-done for all steps at once, and dW_x, dW_h, db and dx are one product each over the whole window.
+Forward: one product with W_x for all time steps, then per step one product with W_h and a few
+pointwise operations in place. Backward: everything that does not depend on the incoming gradient is
+computed for all steps at once, and dW_x, dW_h, db and dx are one product each over the window.
 
-torch's tanh costs four to six times its sigmoid on a CPU, so tanh(z) = 2σ(2z) − 1 throughout: one
-sigmoid serves all gates once the columns j', o', f', i' are multiplied by 2, 1, −1, 1. A step is a
-call into torch for each of its operations, so their number counts; with n = −2c carried, each term
-below is a single `addcmul`:
+On a CPU torch's tanh takes four to six times as long as its sigmoid, so tanh(z) = 2σ(2z) − 1 is
+used throughout: one sigmoid computes all gates after the columns j', o', f', i' are multiplied by
+2, 1, −1, 1. Each operation of a step is a call into torch, so their number matters; with n = −2c
+as the carried value, each term below is a single `addcmul`:
 
     s = σ(2j') − ½,  z = σ(−f') = 1 − f,  g = min(z, i)
     n = n₋ − z n₋ − 4 g s       (j = 2s)
     h = o − 2 o t               t = σ(n)       (tanh c = −tanh(n/2) = 1 − 2t)
 
-The price is an absolute error of about 1e-7 near zero in float32, as the product's own rounding.
+The cost is an absolute error of about 1e-7 near zero in float32, the size of the rounding error of
+the product.
 
-Letters: time steps, B rows, E inputs, H hidden units, G gates, GH = G · H columns j, o, f, i.
+Legend: t time steps, B rows, E inputs, H hidden units, G gates, GH = G · H columns j, o, f, i.
 """
 
 from __future__ import annotations
@@ -34,16 +35,16 @@ from afterdrop.models.unrolled import per_step
 
 
 def lstm_recurrence(
-    x_TBE: Tensor,
+    x_tBE: Tensor,
     state: tuple[Tensor, Tensor],
     weights: tuple[Tensor, Tensor, Tensor],
     input_gate: InputGate = "capped",
     masks: tuple[Tensor | None, Tensor | None] = (None, None),
 ) -> tuple[Tensor, Tensor]:
-    """A layer over a window, differentiable once in everything but the masks.
+    """A layer over a window, differentiable once with respect to everything but the masks.
 
     Args:
-        x_TBE: The (dropped) input.
+        x_tBE: The (dropped) input.
         state: The carried (h, c), each [B, H].
         weights: W_x [GH, E], W_h [GH, H] and the bias [GH].
         input_gate: Kind of input gate.
@@ -60,9 +61,9 @@ def lstm_recurrence(
         (torch.Size([5, 2, 3]), torch.Size([2, 3]))
     """
     if torch.is_grad_enabled():
-        return _Recurrence.apply(x_TBE, *state, *weights, *masks, input_gate)
-    y_TBH, n_BH, _, _ = _forward(x_TBE, state, weights, input_gate, masks, keep=False)
-    return y_TBH, n_BH.mul(-0.5)
+        return _Recurrence.apply(x_tBE, *state, *weights, *masks, input_gate)
+    y_tBH, n_BH, _, _ = _forward(x_tBE, state, weights, input_gate, masks, keep=False)
+    return y_tBH, n_BH.mul(-0.5)
 
 
 class _Recurrence(torch.autograd.Function):
@@ -79,9 +80,9 @@ class _Recurrence(torch.autograd.Function):
         return y, n[-1].mul(-0.5)
 
     @staticmethod
-    def backward(ctx: Any, dy_TBH: Tensor, dc_BH: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, dy_tBH: Tensor, dc_BH: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():
-            # torch's once_differentiable would let a gradient penalty be silently wrong here.
+            # With torch's once_differentiable a gradient penalty would be silently wrong here.
             raise ModelError(
                 "create_graph is True; an LSTM layer without layer norm has first derivatives "
                 "only. Use create_graph=False, or loop over afterdrop.models.unrolled."
@@ -90,7 +91,7 @@ class _Recurrence(torch.autograd.Function):
         c_before = torch.cat([c0.unsqueeze(0), n[:-1].mul(-0.5)])
         factors = gate_factors(gates, c_before, t, ctx.input_gate, update_mask)
         forgotten = gates[..., 2 * y.shape[2] : 3 * y.shape[2]]
-        dh, dc = backward_steps(factors, forgotten, (dy_TBH, dc_BH), w_h, state_mask)
+        dh, dc = backward_steps(factors, forgotten, (dy_tBH, dc_BH), w_h, state_mask)
         d_gates = factors[0].flatten(0, 1)
         h_before = torch.cat([h0.unsqueeze(0), y[:-1]])
         if state_mask is not None:
@@ -102,7 +103,7 @@ class _Recurrence(torch.autograd.Function):
 
 
 def _forward(
-    x_TBE: Tensor,
+    x_tBE: Tensor,
     state: tuple[Tensor, Tensor],
     weights: tuple[Tensor, Tensor, Tensor],
     input_gate: InputGate,
@@ -111,15 +112,16 @@ def _forward(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """h, n = −2c and t of all steps, and the gates after their nonlinearity (s, o, z, i).
 
-    Without `keep`, all but h are of the last step: buffers that stay in cache.
+    Without `keep`, everything but h is of the last step only, in buffers that stay in the cache.
     """
     w_x, w_h, bias = weights
-    (time, batch, _), hidden = x_TBE.shape, w_h.shape[1]
-    pre = linear(x_TBE.flatten(0, 1), w_x, bias).view(time, batch, -1)
+    (time, batch, _), hidden = x_tBE.shape, w_h.shape[1]
+    pre = linear(x_tBE.flatten(0, 1), w_x, bias).view(time, batch, -1)
     y = pre.new_empty(time, batch, hidden)
     n, t = pre.new_empty((2, *(y.shape if keep else y.shape[1:])))
     gates = pre if keep else torch.empty_like(pre[0])
-    # All views are made here, once a window: a slice a step costs as much as a multiplication.
+    # All views are made here, once per window: slicing at each step would cost as much as a
+    # multiplication.
     parts = (pre, gates, y, n, t, *masks, *gates.split(hidden, dim=-1))
     steps = zip(*(per_step(part, time) for part in parts))
     _forward_steps(steps, state, accumulator(w_h, batch), input_gate)
@@ -135,7 +137,7 @@ def _forward_steps(
     """Fills h, n, t and the gates of each step from the input's part of the gates."""
     h, n = state[0], state[1].mul(-2)
     kept, g = torch.empty_like(h), torch.empty_like(n)
-    # As tensors: a Python number is converted anew at each step.
+    # As tensors, because a Python number would be converted again at each step.
     half = h.new_full((), 0.5)
     scale = _column_factors(h, input_gate)
     for pre, gates, h_out, n_out, t, state_mask, update_mask, s, o, z, *i in steps:
@@ -154,7 +156,7 @@ def _forward_steps(
 
 
 def _column_factors(h_BH: Tensor, input_gate: InputGate) -> Tensor:
-    """What the columns j', o', f', i' are multiplied by; by fills, which need no copy to a GPU."""
+    """The factors of the columns j', o', f', i'; filled in place, without a copy to a GPU."""
     hidden = h_BH.shape[1]
     factors = h_BH.new_ones(gate_count(input_gate) * hidden)
     factors[:hidden].fill_(2)

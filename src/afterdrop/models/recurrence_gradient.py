@@ -1,4 +1,4 @@
-"""The gradient of an LSTM layer over a window, by hand.
+"""The hand-written gradient of an LSTM layer over a window.
 
 With a step as in `recurrence` (j = 2s, z = 1 − f, t = σ(−2c), tanh c = 1 − 2t, m the update mask,
 g the input gate) and dh, dc the gradients of its h and c:
@@ -10,7 +10,7 @@ g the input gate) and dh, dc the gradients of its h and c:
 
 for the capped gate; the bracket of df' is 1 for the tied gate and 0 for the plain one.
 
-Letters: time steps, B rows, H hidden units, G gates, GH = G · H columns in the order j, o, f, i.
+Legend: t time steps, B rows, H hidden units, G gates, GH = G · H columns in the order j, o, f, i.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from afterdrop.models.unrolled import per_step
 def gate_factors(
     gates: Tensor, c_before: Tensor, t: Tensor, input_gate: InputGate, update_mask: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """What the gradients of all steps are multiplied by, none of it depending on them.
+    """The factors of the incoming gradients of all steps, which do not depend on them.
 
     Returns:
-        d(gates)/d(h for o, else c) [time, B, GH] and dc/dh through tanh [time, B, H]. Where
-        1 − f equals i the whole gradient of the cap goes to f.
+        d(gates)/d(h for o, else c) [time, B, GH] and dc/dh through tanh [time, B, H]. If 1 − f
+        equals i, the whole gradient of the cap goes to f.
     """
     hidden = t.shape[2]
     s, o, z, *i = gates.split(hidden, dim=2)
@@ -66,7 +66,7 @@ def backward_steps(
     w_h: Tensor,
     state_mask: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """Runs back through time, turning the factors into the gates' gradients in place.
+    """Goes back through time and turns the factors into the gradients of the gates, in place.
 
     Returns:
         The gradients of the carried h and c.

@@ -4,9 +4,9 @@
     residual   layer k reads, and the output is, the running sum; the input is not part of it
     plain      layer k reads h of layer k−1; the output is the last layer's h
 
-Inter-layer dropout acts on what the next layer reads, never on the path to the output.
+Inter-layer dropout acts on the input of the next layer, never on the path to the output.
 
-Letters: time steps, B rows, E inputs, H hidden units.
+Legend: t time steps, B rows, E inputs, H hidden units.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ StackState = tuple[State, ...]
 
 
 def check_stacking(stacking: Stacking, hidden_sizes: Sequence[int]) -> None:
-    """Require a known stacking, and equal sizes where layers are summed.
+    """Requires a known stacking, and equal sizes if layers are summed.
 
     Example:
         >>> check_stacking("plain", (4, 8))
@@ -52,10 +52,10 @@ class LSTMStack(nn.Module):
         layer_norm: Whether each layer normalises.
         forget_bias: Mean of the forget gates' initial bias.
         input_dropout: Site on x.
-        inter_layer_dropout: Sites between layers, one a layer after the first.
+        inter_layer_dropout: Sites between layers, one per layer after the first.
         state_dropout: Sites on each layer's recurrent h.
         update_dropout: Sites on each layer's candidate.
-        generator: Source of the initial weights; torch's global one if None.
+        generator: Generator of the initial weights; None is torch's global one.
 
     Example:
         >>> stack = LSTMStack(4, (3, 3), state_dropout=MaskConfig(0.5, "sequence"))
@@ -113,24 +113,24 @@ class LSTMStack(nn.Module):
             for like, size in ((layer.weight_h, layer.hidden_size) for layer in self._lstms())
         )
 
-    def forward(self, x_TBE: Tensor, state: StackState | None = None) -> tuple[Tensor, StackState]:
+    def forward(self, x_tBE: Tensor, state: StackState | None = None) -> tuple[Tensor, StackState]:
         """The output of every step and the state after the window."""
-        if x_TBE.dim() != 3 or 0 in x_TBE.shape:
+        if x_tBE.dim() != 3 or 0 in x_tBE.shape:
             raise ModelError(
-                f"x has shape {tuple(x_TBE.shape)}; a stack reads [time, B, E], none of them 0. "
+                f"x has shape {tuple(x_tBE.shape)}; a stack reads [time, B, E] with no size of 0. "
                 "Put time first and give at least one step and one row."
             )
         if state is None:
-            state = self.initial_state(x_TBE.shape[1])
-        self._check_state(state, x_TBE.shape[1])
-        y_TBH, after = self.layers[0](self.input_dropout(x_TBE), state[0])
-        total_TBH, states = y_TBH, [after]
+            state = self.initial_state(x_tBE.shape[1])
+        self._check_state(state, x_tBE.shape[1])
+        y_tBH, after = self.layers[0](self.input_dropout(x_tBE), state[0])
+        total_tBH, states = y_tBH, [after]
         for layer, drop, before in zip(self.layers[1:], self.inter_layer_dropout, state[1:]):
-            read_TBH = total_TBH if self.stacking == "residual" else y_TBH
-            y_TBH, after = layer(drop(read_TBH), before)
-            total_TBH = y_TBH if self.stacking == "plain" else total_TBH + y_TBH
+            read_tBH = total_tBH if self.stacking == "residual" else y_tBH
+            y_tBH, after = layer(drop(read_tBH), before)
+            total_tBH = y_tBH if self.stacking == "plain" else total_tBH + y_tBH
             states.append(after)
-        return total_TBH, tuple(states)
+        return total_tBH, tuple(states)
 
     def _lstms(self) -> list[LSTMLayer]:
         return [layer for layer in self.layers if isinstance(layer, LSTMLayer)]
@@ -140,6 +140,7 @@ class LSTMStack(nn.Module):
         given = [tuple(part.shape) for pair in state for part in pair]
         if given != [shape for shape in wanted for _ in ("h", "c")]:
             raise ModelError(
-                f"state holds shapes {given}; this window needs (h, c) of {wanted} a layer. "
+                f"state holds shapes {given}; this window needs h and c of shapes {wanted}, one "
+                "pair per layer. "
                 f"Start from initial_state({batch}), or carry the state of the same rows."
             )

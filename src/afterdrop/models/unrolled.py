@@ -1,6 +1,6 @@
-"""An LSTM layer over a window as a loop of `lstm_step`: the reference, and the form for layer norm.
+"""An LSTM layer over a window as a loop of `lstm_step`, the form that supports layer norm.
 
-Letters: time steps, B rows, H hidden units, G gates, GH = G · H columns in the order j, o, f, i.
+Legend: t time steps, B rows, H hidden units, G gates, GH = G · H columns in the order j, o, f, i.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from afterdrop.models.cell import InputGate, lstm_step
 
 
 def per_step(mask: Tensor | None, time: int) -> list[Tensor | None]:
-    """The mask of each step, from one for the window [B, H], one a step [time, B, H], or none.
+    """The mask of each step, from one for the window [B, H], one per step [time, B, H], or None.
 
     Example:
         >>> len(per_step(None, 3)), len(per_step(torch.ones(3, 2, 4), 3))
@@ -26,19 +26,19 @@ def per_step(mask: Tensor | None, time: int) -> list[Tensor | None]:
 
 
 def unrolled_recurrence(
-    gates_TBGH: Tensor,
+    gates_tBGH: Tensor,
     state: tuple[Tensor, Tensor],
     recurrent: Callable[[Tensor], Tensor],
     input_gate: InputGate,
     masks: tuple[Tensor | None, Tensor | None] = (None, None),
     cell_norm: tuple[Tensor, Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The layer as a loop of `lstm_step`: the reference, and the form with layer norm.
+    """A layer over a window as a loop of `lstm_step`, differentiable by autograd.
 
     Args:
-        gates_TBGH: The input's part of the gates, bias included.
+        gates_tBGH: The input's part of the gates, bias included.
         state: The carried (h, c).
-        recurrent: Gives the gates' part of the dropped h.
+        recurrent: Maps the dropped h to its part of the gates.
         input_gate: Kind of input gate.
         masks: Of the state and of the update, each [B, H], [time, B, H] or None.
         cell_norm: Gain and shift of c's layer norm.
@@ -54,10 +54,10 @@ def unrolled_recurrence(
         torch.Size([5, 2, 3])
     """
     h_BH, c_BH = state
-    state_masks, update_masks = (per_step(mask, len(gates_TBGH)) for mask in masks)
+    state_masks, update_masks = (per_step(mask, len(gates_tBGH)) for mask in masks)
     outputs = []
     for gates_BGH, state_mask, update_mask in zip(
-        gates_TBGH.unbind(0), state_masks, update_masks, strict=True
+        gates_tBGH.unbind(0), state_masks, update_masks, strict=True
     ):
         kept_BH = h_BH if state_mask is None else h_BH * state_mask
         pre_BGH = gates_BGH + recurrent(kept_BH)

@@ -9,8 +9,7 @@ from torch import Tensor
 
 from afterdrop.data import TextSet
 from afterdrop.errors import FileError
-from afterdrop.train.build_task import load_set
-from afterdrop.train.config import TrainConfig
+from afterdrop.train import TrainConfig, load_set
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from afterdrop.evaluation.request import Protocol
 from afterdrop.family.member import Grid
 from afterdrop.family.temperature import SPAN
 from afterdrop.report.report_input import ReportInput
-from afterdrop.train.config import TrainConfig
+from afterdrop.train import TrainConfig
 
 _LISTS = ("alphas", "multipliers", "temperatures")  # options that take several numbers
 

@@ -23,9 +23,8 @@ from afterdrop.masks.uniforms import Plan
 from afterdrop.reproduce.jobs import MASKS, ChainJob
 from afterdrop.runs import Run
 from afterdrop.selection import select
-from afterdrop.train import TrainConfig
+from afterdrop.train import TrainConfig, shorten
 from afterdrop.train import run as train_run
-from afterdrop.train.shorten import shorten
 
 TRAINING = 0.65  # share of a job's time
 PROBE_STEPS = 10

@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from afterdrop import recipes
-from afterdrop.data.images import MNIST_FILES
-from afterdrop.data.named import NAMED_TEXTS
-from afterdrop.data.source import require_file
+from afterdrop.data import MNIST_FILES, NAMED_TEXTS, require_file
 from afterdrop.errors import FileError
 from afterdrop.train import TrainConfig
 

@@ -1,8 +1,8 @@
-"""The running mean of all weights after every step, from a trigger on.
+"""The running mean of the weights after every step, once it has been started.
 
     mean_n = mean_{n−1} + (Θ_n − mean_{n−1}) / n
 
-Training goes on unaffected; validation and the best checkpoint use the mean.
+Training itself is not affected; validation and the best checkpoint use the mean.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class WeightAverage:
     """The mean of a model's parameters over steps.
 
     Args:
-        model: The model; `update` reads its parameters as they are then.
+        model: The model whose parameters `update` reads.
 
     Example:
         >>> model = nn.Linear(1, 1, bias=False)
@@ -41,13 +41,13 @@ class WeightAverage:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Adds the parameters as they are now."""
+        """Adds the current parameters to the mean."""
         self.count += 1
         torch._foreach_lerp_(self._means, self._parameters, 1 / self.count)
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """The model with the mean as its weights; the weights themselves before any update."""
+        """Gives the model the mean as its weights; before any update, nothing changes."""
         if self.count == 0:
             yield
             return
@@ -63,12 +63,12 @@ class WeightAverage:
 
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor], count: int) -> None:
-        """Goes on from a saved mean over `count` steps."""
+        """Continues from a saved mean over `count` steps."""
         self.count = count
         for name, mean in zip(self._names, self._means):
             mean.copy_(tensors[name])
 
     def _swap(self) -> None:
         for index, (parameter, mean) in enumerate(zip(self._parameters, self._means)):
-            # The tensors change places: no copy, and the optimiser's parameter stays the same.
+            # The tensors are exchanged without a copy; the optimiser's parameter stays the same.
             self._means[index], parameter.data = parameter.data, mean

@@ -1,4 +1,4 @@
-"""What a configuration reads: its data set, and the task that feeds a model with it."""
+"""Loads the data set of a configuration and builds the task that trains on it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def build_task(
     """The task of a configuration on its data.
 
     Raises:
-        DataError: If the model does not go with the data.
+        DataError: If the kind of model does not match the data.
     """
     if config.model.kind == "language_model" and isinstance(data, TextSet):
         return TextTask(config, data, device, ranks)
@@ -47,10 +47,10 @@ def build_task(
 
 
 def require_same(recorded: dict[str, Any], found: dict[str, Any]) -> None:
-    """Requires that data are those that a run recorded.
+    """Requires that the data are those that a run has recorded.
 
     Raises:
-        TrainError: If they are not; the first difference is named.
+        TrainError: If they are not; the message names the first difference.
     """
     for name, value in recorded.items():
         if found.get(name) != value:

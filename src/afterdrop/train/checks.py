@@ -1,6 +1,6 @@
 """Checks of training settings, and the errors they raise.
 
-Each check says the setting by its dotted name, its value, what is allowed and what to do instead.
+Each error message has the dotted name of the setting, its value, what is allowed and what to do.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class ConfigError(AfterdropError, ValueError):
 
 
 class TrainError(AfterdropError, RuntimeError):
-    """A training run that cannot start here, or cannot go on."""
+    """A training run that cannot start or continue."""
 
 
 class DivergedError(TrainError):
-    """A training run whose loss or validation XE is not finite any more."""
+    """A training run whose loss or validation XE is no longer finite."""
 
 
 def check_number(
@@ -40,7 +40,7 @@ def check_number(
     least: float | None = None,
     most: float | None = None,
 ) -> None:
-    """Require a finite number in a range.
+    """Requires a finite number in a range.
 
     Example:
         >>> check_number("objective.alpha", 0.5, least=0, most=1)
@@ -65,7 +65,7 @@ def check_number(
 
 
 def check_count(name: str, value: object, *, least: int = 1) -> None:
-    """Require a whole number of at least `least`.
+    """Requires a whole number of at least `least`.
 
     Example:
         >>> check_count("schedule.intervals", 10)
@@ -77,7 +77,7 @@ def check_count(name: str, value: object, *, least: int = 1) -> None:
 
 
 def check_one_of(name: str, value: object, allowed: Sequence[str]) -> None:
-    """Require one of a few words.
+    """Requires one of a few strings.
 
     Example:
         >>> check_one_of("optimiser.name", "adam", ("adam-tf", "adam"))
@@ -89,7 +89,7 @@ def check_one_of(name: str, value: object, allowed: Sequence[str]) -> None:
 
 
 def check_known(section: str, given: Collection[str], known: Collection[str]) -> None:
-    """Require that all names given are known; otherwise suggest the nearest.
+    """Requires that all given names are known; the error suggests the nearest one.
 
     Example:
         >>> check_known("schedule", ["interval"], ["intervals", "steps_per_interval"])

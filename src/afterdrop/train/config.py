@@ -1,4 +1,4 @@
-"""One configuration of a training run, from which recipes and `config.json` derive."""
+"""The configuration of a training run, which recipes and `config.json` contain."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ SECTIONS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Everything that determines a run; two runs of one configuration on a CPU are equal.
+    """Everything that determines a run; on a CPU, equal configurations give equal runs.
 
     Attributes:
-        data: What to train on.
+        data: The data set.
         model: The model.
-        objective: The loss and what a step reads.
-        optimiser: How gradients move weights.
+        objective: The loss and the batches.
+        optimiser: The optimiser.
         schedule: Validation intervals, learning-rate drops, early stopping.
         averaging: When weights are averaged.
         validation: How the model is validated after each interval.
-        seed: Of the initial weights, masks, state resets and data order.
+        seed: Seed of the initial weights, masks, state resets and the order of the data.
 
     Example:
         >>> config = TrainConfig.from_dict({
@@ -80,13 +80,13 @@ class TrainConfig:
             value = getattr(getattr(self, section), name)
             if not text and value != default:
                 raise ConfigError(
-                    f"{section}.{name} is {value!r}; a classifier carries nothing from window to "
-                    f"window. Leave it out, or set model.kind to 'language_model'."
+                    f"{section}.{name} is {value!r}; a classifier has no windows and no "
+                    f"carried state. Leave it out, or set model.kind to 'language_model'."
                 )
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> TrainConfig:
-        """The configuration of nested plain values, as TOML and JSON bring them.
+        """Builds a configuration from nested plain values, as in TOML and JSON.
 
         Raises:
             ConfigError: If a setting is unknown, missing or outside its domain.
@@ -100,7 +100,7 @@ class TrainConfig:
         return cls(**made)
 
     def to_dict(self) -> dict[str, Any]:
-        """Nested plain values, JSON-friendly: what `from_dict` reads."""
+        """Nested, JSON-serialisable values, which `from_dict` reads."""
         content: dict[str, Any] = {
             "data": {},
             "model": {
@@ -115,13 +115,13 @@ class TrainConfig:
         return content
 
     def override(self, changes: Mapping[str, Any]) -> TrainConfig:
-        """A configuration with settings changed by dotted names.
+        """A configuration with some settings changed, given by their dotted names.
 
-        A model setting may be removed with None, so that `{"model.budget": None,
-        "model.hidden_sizes": [650]}` exchanges one for the other.
+        None removes a model setting, so that `{"model.budget": None, "model.hidden_sizes": [650]}`
+        replaces one by the other.
 
         Raises:
-            ConfigError: If a name is unknown; the nearest is suggested.
+            ConfigError: If a name is unknown; the message suggests the nearest one.
         """
         content = self.to_dict()
         for dotted, value in changes.items():
@@ -162,7 +162,7 @@ def _section(name: str, section: Any, table: Mapping[str, Any]) -> Any:
 
 def _table(name: str, value: object) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
-        raise ConfigError(f"{name} is {value!r}; it is a table of settings. Write [{name}].")
+        raise ConfigError(f"{name} is {value!r}; it must be a table of settings. Write [{name}].")
     return value
 
 

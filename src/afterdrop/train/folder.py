@@ -1,4 +1,4 @@
-"""The run folder: `config.json`, `metrics.jsonl`, `checkpoint/`, and who may write to it."""
+"""The files of a training run (`config.json`, `metrics.jsonl`, `checkpoint/`) and their lock."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ class RunFolder(RunLayout):
     """A run folder as training writes it."""
 
     def write_config(self, config: TrainConfig, facts: Mapping[str, Any]) -> None:
-        """Writes the configuration with facts such as the model's sizes."""
+        """Writes the configuration and facts such as the sizes of the model."""
         write_json(self.config, _KIND, _VERSION, {"config": config.to_dict(), **facts})
 
     def read_config(self) -> tuple[TrainConfig, dict[str, Any]]:
         """The configuration and the facts.
 
         Raises:
-            FileError: If this is no run folder.
+            FileError: If this is not a run folder.
         """
         content = read_json(self.config, _KIND, _VERSION)
         return TrainConfig.from_dict(content.pop("config")), content
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
-        """Appends one line, on the disk when this returns.
+        """Appends one line and waits until it is on the disk.
 
         Raises:
-            FileError: If it cannot be written; a part of the line is dropped on resume.
+            FileError: If it cannot be written; resuming removes an incomplete line.
         """
         try:
             with open(self.metrics, "a", encoding="utf-8") as file:
@@ -51,7 +51,7 @@ class RunFolder(RunLayout):
             raise FileError(f"cannot write {self.metrics}: {error}") from error
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """All complete lines; a last one that a crash cut short is left out.
+        """All complete lines; an incomplete last line, left by a crash, is omitted.
 
         Raises:
             FileError: If a line is not JSON, or was written by an older afterdrop.
@@ -63,8 +63,8 @@ class RunFolder(RunLayout):
             found = [json.loads(line) for line in lines[:-1]]
         except ValueError as error:
             raise FileError(
-                f"{self.metrics} has a line that is not JSON ({error}); it was changed by hand. "
-                "Repair it, or move it away to go on without the old lines."
+                f"{self.metrics} has a line that is not JSON ({error}); it was edited by hand. "
+                "Repair it, or move it away to continue without the old lines."
             ) from error
         if any("interval" not in line for line in found):
             raise FileError(
@@ -74,14 +74,14 @@ class RunFolder(RunLayout):
         return found
 
     def trim_metrics(self, interval: int) -> None:
-        """Drops what a killed run wrote after the checkpoint of validation `interval`."""
+        """Removes lines that a killed run wrote after the checkpoint of validation `interval`."""
         kept = [line for line in self.read_metrics() if line["interval"] <= interval]
         content = "".join(json.dumps(line) + "\n" for line in kept).encode()
         if self.metrics.exists() and self.metrics.read_bytes() != content:
             write_atomic(self.metrics, content)
 
     def check(self, config: TrainConfig, resume: Resume) -> bool:
-        """Whether the folder holds this very run; refuses any other.
+        """Whether the folder holds a run of this configuration; refuses any other content.
 
         Raises:
             TrainError: If it holds another run or other files, or not what `resume` asks for.
@@ -89,25 +89,25 @@ class RunFolder(RunLayout):
         if not self.config.exists():
             if resume == "require":
                 raise TrainError(
-                    f"resume is 'require' and {self.path} holds no run; "
+                    f"resume is 'require' and {self.path} does not hold a run; "
                     "check the path, or start one with resume='auto'"
                 )
             visible = [p.name for p in self.path.iterdir() if not p.name.startswith(".")]
             if visible:
                 raise TrainError(
-                    f"{self.path} holds no run but other files ({', '.join(sorted(visible)[:3])}); "
+                    f"{self.path} holds other files ({', '.join(sorted(visible)[:3])}), not a run; "
                     "give a new or empty folder"
                 )
             return False
         if resume == "refuse":
             raise TrainError(
                 f"resume is 'refuse' and {self.path} already holds a run; "
-                "give a new folder, or resume='auto' to go on with it"
+                "give a new folder, or resume='auto' to continue it"
             )
         differing = differences(self.read_config()[0], config)
         if differing:
             raise TrainError(
-                f"{self.path} holds a run of another configuration, which stays as it is. "
+                f"{self.path} holds a run of another configuration, which is left as it is. "
                 f"Differences (there → now): {'; '.join(differing)}. "
                 "Give a new folder, or the configuration of that run."
             )
@@ -116,32 +116,32 @@ class RunFolder(RunLayout):
 
 @contextmanager
 def locked(path: Path) -> Iterator[RunFolder]:
-    """The run folder, made if need be, for one writer at a time.
+    """The run folder, created if necessary, locked for one writer at a time.
 
-    The lock is the operating system's: it ends with the process, however that ends. A folder in
-    which nothing was written is removed again if it was made here, though not its parents.
+    The lock is one of the operating system, which releases it when the process ends, for whatever
+    reason. A folder that was created here and stays empty is removed, but not its parents.
 
     Raises:
         TrainError: If another process is training there.
-        FileError: If the folder cannot be made.
+        FileError: If the folder cannot be created.
     """
     made = not path.exists()
     try:
         path.mkdir(parents=True, exist_ok=True)
-        lock = open(RunLayout(path).lock, "w")  # noqa: SIM115 (open as long as the lock is held)
+        lock = open(RunLayout(path).lock, "w")  # noqa: SIM115 (open while the lock is held)
     except OSError as error:
         raise FileError(f"cannot train in {path}: {error}; give another folder") from error
     with lock:
         try:
             import fcntl
-        except ImportError:  # no such lock on this system
+        except ImportError:  # this system has no such lock
             yield RunFolder(path)
             return
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             here = os.stat(RunLayout(path).lock)
             if not os.path.samestat(here, os.fstat(lock.fileno())):
-                raise FileExistsError("its lock was cleared away")  # by another process, just now
+                raise FileExistsError("its lock was removed")  # by another process, just now
         except OSError as error:
             raise TrainError(
                 f"another process is training in {path}; wait for it, or give another folder"
@@ -149,11 +149,11 @@ def locked(path: Path) -> Iterator[RunFolder]:
         try:
             yield RunFolder(path)
         finally:
-            _clear_away(path, made)
+            _remove_lock(path, made)
 
 
-def _clear_away(path: Path, made: bool) -> None:
-    """Removes the lock of a folder that holds nothing else, and the folder if made for it."""
+def _remove_lock(path: Path, made: bool) -> None:
+    """Removes the lock of a folder that holds nothing else, and the folder if created here."""
     with suppress(OSError):
         lock = RunLayout(path).lock
         if list(path.iterdir()) == [lock]:

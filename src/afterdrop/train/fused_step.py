@@ -1,10 +1,10 @@
-"""A whole training step of a language model: masks, passes, gradients, clip and update.
+"""A complete training step of a language model in kernels: masks, passes, clipping and update.
 
-The step is that of `Trainer.train_step` with 16-bit operands: weights, cells, sums and gradients of
-tables stay float32, those of the stack's weights are rounded as its operands are. It reads and
-writes fixed tensors, so that it can be a CUDA graph.
+It computes `Trainer.train_step` with 16-bit operands: weights, cells, sums and gradients of the
+tables stay float32; gradients of the weights of the stack are rounded like its operands. It reads
+and writes fixed tensors, so that it can be recorded as a CUDA graph.
 
-Letters as in `models.fused`: R = time · B places, H units, E of the embedding, V token types.
+Legend as in `models.fused`: R = time · B places, H units, E of the embedding, V token types.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ from afterdrop.models.fused import Copies, lstm_layers
 from afterdrop.train.config import TrainConfig
 from afterdrop.train.optimiser import AdamTF
 
-_IN_STACK = ("state", "inter_layer")  # sites whose masks the stack holds
-_TABLES, _RECURRENT, _INPUT = 0, 1, 2  # groups of parameters, as their gradients get done
-_LIFT = 64.0  # of the gradients of logits, so that float16 has those of rare words
+_IN_STACK = ("state", "inter_layer")  # sites whose masks belong to the stack
+# Groups of parameters, in the order in which their gradients become available.
+_TABLES, _RECURRENT, _INPUT = 0, 1, 2
+_LIFT = 64.0  # scales gradients of logits, so that those of rare words fit into float16
 
 
 class FusedStep:
-    """Buffers of a step, and the step.
+    """The buffers of a training step, and the step itself.
 
     Args:
-        config: The run's.
+        config: The configuration of the run.
         model: The model; its parameters are updated in place.
-        optimiser: Its squares are kept up to date.
-        window: Time steps.
-        step: The step to go on from.
-        dtype: Of the operands of the stack's products, bfloat16 or float32.
+        optimiser: The optimiser, whose squares are kept up to date.
+        window: Time steps per window.
+        step: The step to continue from.
+        dtype: Dtype of the operands of the stack's products, bfloat16 or float32.
 
     Attributes:
         tokens: [2, R] inputs and targets of the step.
-        counter: The step's number, which its masks depend on.
-        slot: A number for whoever fills `tokens`; each step adds one, as to the counter.
-        loss: Of the last step, a scalar.
+        counter: The number of the step, which its masks depend on.
+        slot: A number for the code that fills `tokens`; each step adds one to it.
+        loss: The loss of the last step, a scalar.
     """
 
     def __init__(
@@ -66,8 +67,8 @@ class FusedStep:
         self.counter, self.slot = self._numbers[0], self._numbers[1:]
         half = copies.softmax
         self.features = half.new_zeros(R, half.shape[1])
-        self.features[:, size] = 1  # its gradient's column is that of the bias
-        self.logits = half.new_zeros(R, len(half))  # then their gradient
+        self.features[:, size] = 1  # the column of its gradient is that of the bias
+        self.logits = half.new_zeros(R, len(half))  # overwritten by their gradient
         self._scale = 1 / (_LIFT * config.objective.batch_size)
         self.losses = torch.zeros(R, device=device)
         self.loss = torch.zeros((), dtype=torch.float64, device=device)
@@ -88,7 +89,7 @@ class FusedStep:
         self.adam.steps.fill_(optimiser.param_groups[0]["step"])
 
     def _make_masks(self, window: int) -> None:
-        """The stack, and masks of the sites outside it."""
+        """Makes the stack and the masks of the sites outside of it."""
         config, B = self.model.config.resolved(), self.config.objective.batch_size
         names = ("input", "inter_layer", "state", "output", "projection")
         found = {name: config.mask(name) for name in names}
@@ -117,13 +118,13 @@ class FusedStep:
         self.kept = torch.ones(B, device=self.device)
 
     def _groups(self) -> list[list[Slot]]:
-        """All parameters, each with the gradient that a step writes and its copy."""
+        """All parameters with the gradients that a step writes, and their 16-bit copies."""
         copies, model, stack = self.copies, self.model, self.copies.stack
 
         def gradient(copy: Tensor) -> Tensor:
             return torch.zeros(copy.shape, device=self.device)
 
-        # A sum in float32, rounded as its operands are: two bytes less to write and to read twice.
+        # Summed in float32 and rounded like its operands, which saves memory traffic.
         d_w_x, d_w_h = torch.zeros_like(stack.w_x), torch.zeros_like(stack.w_h)
         self._d_w_x, self._d_w_h = d_w_x.flatten(1, 2), d_w_h.flatten(1, 2)
         inputs, recurrent = [], []
@@ -172,9 +173,9 @@ class FusedStep:
         self._softmax()
         with beside.work():
             self._table_gradients()
-            self._numbers += 1  # nothing reads them any more
+            self._numbers += 1  # nothing reads them after this
         stack.backward(self._dy.view_as(stack.out), self.masks.get("output"))
-        # Sums of squares wait for memory, products do not: they run beside one another.
+        # Sums of squares are limited by memory and products are not, so they run concurrently.
         with beside.work():
             self._input_gradient()
             self.adam.sum_squares(_TABLES)
@@ -187,7 +188,7 @@ class FusedStep:
         self.adam.step()
 
     def _draw_masks(self, reader: str) -> None:
-        """Draws the masks that the input, the stack or what follows its output reads."""
+        """Draws the masks for one reader: the input, the stack, or the layers after the stack."""
         wanted = [
             (self.masks[name], self.rates[name], "input" if name == "input" else "output")
             for name in self.masks
@@ -202,16 +203,16 @@ class FusedStep:
                 draw_mask(mask, self.counter, self.config.seed, site, rate)
 
     def _mask(self, name: str) -> Tensor | None:
-        """A site's mask with a row for each of B, or for each place; None if nothing drops."""
+        """The mask of a site with a row per batch row or per place; None if nothing is dropped."""
         return self.masks[name].flatten(0, 1) if name in self.masks else None
 
     def _enter(self) -> None:
-        """The dropped input."""
+        """Writes the dropped input into the stack."""
         table, x = self.copies.embedding, self.stack.x[0].flatten(0, 1)
         apply_mask(table, self._mask("input"), x, table.shape[1], self.tokens[0])
 
     def _softmax(self) -> None:
-        """Losses, and gradients of the stack's dropped output."""
+        """Computes losses and the gradients of the stack's dropped output."""
         copies, size = self.copies, self.model.embedding.shape[1]
         y, features, output = self.stack.out.flatten(0, 1), self.features, self._mask("output")
         if copies.projection is None:
@@ -232,7 +233,7 @@ class FusedStep:
         product(self._d_projected, copies.projection, self._dy, self._scale)
 
     def _table_gradients(self) -> None:
-        """The loss, and gradients of the softmax's table and of the down-projection."""
+        """Computes the loss and the gradients of the softmax table and of the projection."""
         torch.sum(self.losses, 0, dtype=torch.float64, out=self.loss)
         self.loss /= self.config.objective.batch_size
         product(self.logits.t(), self.features, self._d_table, self._scale)
@@ -240,7 +241,7 @@ class FusedStep:
             product(self._d_projected.t(), self._y, self._d_projection, self._scale)
 
     def _input_gradient(self) -> None:
-        """The gradient of the embedding's rows that were read."""
+        """Adds the gradient of the embedding rows that were read."""
         dx = self.stack.input_gradient()
         if self._d_embedding is not self._d_table:
             self._d_embedding.zero_()

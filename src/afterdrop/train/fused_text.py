@@ -1,9 +1,9 @@
-"""Training and validation of a language model with the kernels, a step as one CUDA graph.
+"""Trains and validates a language model with the kernels; a step is one CUDA graph.
 
-Masks are drawn by the kernels from (seed, step, site, element), so a run resumes with the same
-masks whatever was drawn before.
+The kernels draw masks from (seed, step, site, element), so a resumed run has the same masks,
+whatever was drawn before.
 
-Letters as in `models.fused`: R = time · B places, H units.
+Legend as in `models.fused`: R = time · B places, H units.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ FIELDS: dict[str, dict[str, Rule]] = {
         "max_norm": "any",
     },
     "validation": {
-        "rows": "any",
+        "stripes": "any",
         "window": "any",
         "max_targets": "any",
         "criterion": "any",  # outside the kernels
@@ -83,13 +83,13 @@ def why_not(
 
 
 def _largest(config: TrainConfig, task: TextTask, model: LanguageModel) -> int:
-    """Elements of the stack's largest tensor, in training or validation."""
+    """The number of elements of the largest tensor of the stack, in training or validation."""
     model_config, section = model.config.resolved(), config.validation
     assert model_config.embedding_size is not None
     H = padded(model_config.hidden_sizes[0])
     width = max(H, padded(model_config.embedding_size))
     trained = config.objective.batch_size * task.window * max(4 * H, width)
-    validated = section.rows * ((section.window or task.window) + 1) * width
+    validated = section.stripes * ((section.window or task.window) + 1) * width
     return len(model_config.hidden_sizes) * max(trained, validated)
 
 
@@ -97,11 +97,11 @@ class FusedText:
     """Trains and validates a language model with the kernels.
 
     Args:
-        task: The text and what is carried.
+        task: The text and the carried state.
         model: The model; its parameters are updated in place.
-        optimiser: Its squares and step count are kept up to date.
-        step: The step to go on from.
-        dtype: Of the operands of the stack's products, bfloat16 or float32.
+        optimiser: The optimiser, whose squares and step count are kept up to date.
+        step: The step to continue from.
+        dtype: Dtype of the operands of the stack's products, bfloat16 or float32.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class FusedText:
         self.steps.run()
 
     def _take_state(self) -> None:
-        """Goes on from the task's carried state, which from here on are views of the stack's."""
+        """Takes over the carried state of the task, which becomes views of the stack's buffers."""
         H, stack = self.model.config.hidden_sizes[0], self.steps.stack
         h_LBH, c_LBH = stack.last, stack.c[:, -1]
         for layer, (h, c) in enumerate(self.task.state or ()):
@@ -156,14 +156,14 @@ class FusedText:
     def validation_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Logits [N, V] and targets [N] of the validation text, window by window.
 
-        The first window of all is compiled and recorded; after it nothing here waits for a GPU.
+        The very first window is compiled and recorded; after that nothing here waits for a GPU.
         """
         section = self.config.validation
         if self._evaluation is None:
-            # float16 is eight times finer than bfloat16, and nothing here is out of its range.
+            # float16 has eight times the resolution of bfloat16, and its range suffices here.
             copies = Copies(self.model, fine(self.steps.copies.dtype))
             time = section.window or self.task.window
-            self._evaluation = copies, DeterministicPass(copies, section.rows, time)
+            self._evaluation = copies, DeterministicPass(copies, section.stripes, time)
         copies, passes = self._evaluation
         copies.pack()
         passes.reset()

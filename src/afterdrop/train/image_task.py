@@ -1,6 +1,6 @@
-"""Training a classifier: shuffled epochs of images, mean loss over the batch.
+"""The training task of a classifier: shuffled epochs, mean loss over the images of a batch.
 
-Legend: B images, C classes.
+Legend: B images, V classes.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class ImageTask:
 
     Args:
         config: The run's configuration.
-        images: Its images.
-        device: Where the model and the images are.
-        ranks: Who shares the images of a step.
+        images: The images.
+        device: The device of the model and the images.
+        ranks: The processes that share the images of a step.
     """
 
     window = 1
@@ -49,7 +49,7 @@ class ImageTask:
         self._order = lru_cache(maxsize=1)(self._draw_order)
 
     def build_model(self) -> nn.Module:
-        """A fresh model, its weights drawn from torch's global generator."""
+        """A new model with weights from torch's global generator."""
         pixels = self.train.images[0].numel()
         return Classifier(self.config.model.classifier(pixels, self.images.classes))
 
@@ -58,7 +58,7 @@ class ImageTask:
         samples, alpha = self.config.objective.samples, self.config.objective.alpha
         epoch, place = divmod(step, -(-self.train_targets // self.step_targets))
         chosen = self._order(epoch)[place * self.step_targets : (place + 1) * self.step_targets]
-        batch = len(chosen)  # the last one of an epoch may be smaller
+        batch = len(chosen)  # the last batch of an epoch may be smaller
         rows = RankRows(self.ranks.share(batch), batch, samples)
         images, labels = self.train.images[chosen[rows.mine]], self.train.labels[chosen[rows.mine]]
         if samples > 1:
@@ -74,11 +74,11 @@ class ImageTask:
         return order.to(self.train.labels.device)
 
     def validation_batches(self, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
-        """Logits [B, C] and labels [B]."""
+        """Logits [B, V] and labels [B]."""
         section = self.config.validation
         most = slice(section.max_targets)
         for images, labels in batches(
-            self.valid.images[most], self.valid.labels[most], section.rows
+            self.valid.images[most], self.valid.labels[most], section.stripes
         ):
             mine = self.ranks.share(len(labels))
             yield model(images[mine]), labels[mine]

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a polite request: finish the step, save, say how to go on."""
+"""Ctrl-C and SIGTERM as stop requests, so that a run can finish the step and save."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 
 class StopRequest:
-    """Whether someone asked to stop, and how.
+    """The signal that requested a stop, if any.
 
     Example:
         >>> with stop_request() as request:
@@ -26,9 +26,9 @@ class StopRequest:
 
 @contextmanager
 def stop_request() -> Iterator[StopRequest]:
-    """Turns the first SIGINT or SIGTERM into a request; a second one acts as it did before.
+    """Makes the first SIGINT or SIGTERM a stop request; a second one has its usual effect.
 
-    Outside the main thread, where Python allows no handlers, nothing is turned.
+    Outside the main thread, where Python does not allow handlers, signals keep their effect.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():

@@ -37,15 +37,15 @@ def load_model(
     Args:
         run: The run folder.
         which: `"best"`, the weights of the lowest validation XE, or `"last"`. Both are the
-            averaged ones where averaging was on.
-        device: Where the model goes.
+            averaged weights if averaging was on.
+        device: The device of the model.
 
     Returns:
-        The model, the configuration, and `load_data(data=None)`, which loads the very data of the
-        run and refuses any other.
+        The model, the configuration, and `load_data(data=None)`, which loads the data of the run
+        and refuses any other.
 
     Raises:
-        FileError: If the folder holds no run, or no checkpoint yet.
+        FileError: If the folder does not hold a run, or does not have the checkpoint yet.
 
     Example:
         >>> import tempfile
@@ -67,7 +67,7 @@ def load_model(
         )
     saved = read_checkpoint(path)
     model: nn.Module
-    with torch.device("meta"):  # no initial weights, and none of the caller's random numbers
+    with torch.device("meta"):  # no initial weights, so the caller's random state is not used
         if config.model.kind == "language_model":
             model = LanguageModel(LanguageModelConfig(**facts["model"]))
         else:
@@ -85,8 +85,7 @@ def load_model(
 def kept_fingerprints(run: str | Path) -> dict[Which, str]:
     """The fingerprints of the weights that a run folder holds, read from the checkpoints' headers.
 
-    They equal `afterdrop.models.fingerprint(load_model(run, which).model)`, without building a
-    model.
+    They equal the fingerprints of the models that `load_model` would build.
 
     Args:
         run: The run folder.

@@ -2,12 +2,12 @@
 
     loss = 1/B Σ_b Σ_t −log p(y_bt | x, ω̂_b) + l2/2 ‖Θ‖²                (Melis et al., 2018, §2)
 
-One mask sample ω̂ a row makes the data term an unbiased estimate of the dropout bound. The L2 term
-is a Gaussian prior: multiplied by N/time, the loss estimates the whole data's
-Σ_N −log p + ‖Θ‖²/(2σ_p²) with σ_p² = time / (N l2). The batch size is not in it, for the loss is a
-mean over the batch.
+With one mask sample ω̂ per row, the data term is an unbiased estimate of the dropout bound. The L2
+term is a Gaussian prior: multiplied by N/time, the loss estimates Σ_N −log p + ‖Θ‖²/(2σ_p²) over
+the whole data, with σ_p² = time / (N l2). The batch size cancels, because the loss is a mean over
+the batch.
 
-Several samples S average the predictions of S masks of the same row inside the logarithm, as any
+With S samples, the predictions of S masks of the same row are averaged inside the logarithm, as a
 member of the family does: a tighter bound on that member, at S times the cost.
 
 Legend: B rows, S samples, time steps, V classes, N targets of the training data.
@@ -41,8 +41,8 @@ def data_loss(
         targets: [B, time] or [B].
         samples: S.
         alpha: Power of the mean over samples; the mean is renormalised.
-        whole_batch: Rows of the whole batch, where these are one rank's: the losses of all ranks
-            then sum to that of the batch. None is B.
+        whole_batch: Rows of the whole batch if these are one rank's share; the losses of all ranks
+            then sum to the loss of the batch. None is B.
 
     Returns:
         A scalar, in nats.
@@ -54,7 +54,7 @@ def data_loss(
     batch = targets.shape[0]
     if logits.shape[:-1] != (samples * batch, *targets.shape[1:]):
         raise DataError(
-            f"logits of shape {tuple(logits.shape)} do not go with targets of shape "
+            f"logits of shape {tuple(logits.shape)} do not match targets of shape "
             f"{tuple(targets.shape)} and samples={samples}; repeat each row samples times"
         )
     if samples > 1:
@@ -65,7 +65,7 @@ def data_loss(
 
 
 def prior_loss(parameters: Sequence[Tensor], l2_penalty: float) -> float:
-    """The prior's term l2/2 ‖Θ‖², over all parameters, biases and embeddings too.
+    """The term of the prior, l2/2 ‖Θ‖², over all parameters including biases and embeddings.
 
     Example:
         >>> prior_loss([torch.full((4,), 2.0), torch.ones(9)], 0.5)
@@ -76,7 +76,7 @@ def prior_loss(parameters: Sequence[Tensor], l2_penalty: float) -> float:
 
 
 def add_prior_gradient(parameters: Sequence[Tensor], l2_penalty: float) -> None:
-    """Adds the prior's gradient l2·Θ, as backward through the term would, without its graph.
+    """Adds the gradient of the prior, l2·Θ, without building a graph.
 
     Example:
         >>> weight = torch.ones(2, requires_grad=True)
@@ -96,7 +96,7 @@ def add_prior_gradient(parameters: Sequence[Tensor], l2_penalty: float) -> None:
 
 
 def prior_scale(l2_penalty: float, targets: int, window: int = 1) -> float:
-    """The standard deviation σ_p of the Gaussian prior that an L2 penalty means.
+    """The standard deviation σ_p of the Gaussian prior that corresponds to an L2 penalty.
 
     Args:
         l2_penalty: On the scale of the loss.

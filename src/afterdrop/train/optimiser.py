@@ -1,11 +1,11 @@
-"""Adam without momentum, with the epsilon where TensorFlow has it, and the clip before it.
+"""Adam without momentum, with epsilon in the place where TensorFlow has it.
 
     v ← β2 v + (1 − β2) g²
     Θ ← Θ − lr √(1 − β2ᵗ) g / (√v + ε)          TensorFlow, lamb, `AdamTF`
     Θ ← Θ − lr g / (√(v / (1 − β2ᵗ)) + ε)       torch.optim.Adam with betas (0, β2)
 
-In the second form ε is √(1 − β2ᵗ) times smaller in effect at step t. With ε = 1e-8 nobody notices;
-with enwik8's 1e-5 units of small gradients move less in the first.
+In the second form the effective ε at step t is smaller by a factor of √(1 − β2ᵗ). With ε = 1e-8
+this is negligible; with the 1e-5 of enwik8, weights with small gradients move less in the first.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from afterdrop.train.sections import OptimiserSection
 
 
 class AdamTF(torch.optim.Optimizer):
-    """Adam with β1 = 0 as lamb trains ("rmsprop" there).
+    """Adam with β1 = 0, as in lamb ("rmsprop" there).
 
     Args:
         params: The parameters.
@@ -49,7 +49,7 @@ class AdamTF(torch.optim.Optimizer):
     def step(self, closure: Callable[[], float]) -> float: ...
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One step along the gradients; parameters without one stay."""
+        """One step; parameters without a gradient are not changed."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -80,7 +80,7 @@ class AdamTF(torch.optim.Optimizer):
 def build_optimiser(
     parameters: Iterable[Tensor], section: OptimiserSection
 ) -> torch.optim.Optimizer:
-    """The optimiser that a configuration asks for.
+    """Builds the optimiser of a configuration.
 
     Example:
         >>> weight = torch.ones(1, requires_grad=True)

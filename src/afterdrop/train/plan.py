@@ -1,8 +1,8 @@
-"""A model before its data is known: everything but the vocabulary, or the images' size.
+"""A model before its data are known: everything but the vocabulary or the size of images.
 
 The settings are the fields of `LanguageModelConfig` or `ClassifierConfig`. A language model may
-state a parameter budget (`budget`, `layers`, `embedding_ratio`) instead of its sizes: the hidden
-size is then the largest that fits, which needs the vocabulary.
+have a parameter budget (`budget`, `layers`, `embedding_ratio`) instead of sizes: its hidden size is
+then the largest that fits the budget, which depends on the vocabulary.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ BUDGET = ("budget", "layers", "embedding_ratio")
 
 
 def known_settings(kind: Kind) -> frozenset[str]:
-    """The names that a plan of this kind may set.
+    """The names of the settings that a plan of this kind may have.
 
     Example:
         >>> sorted(known_settings("classifier"))
@@ -52,7 +52,7 @@ class ModelPlan:
     def __post_init__(self) -> None:
         check_one_of("model.kind", self.kind, KINDS)
         check_known("model", self.settings, known_settings(self.kind))
-        # The model's own checks, with the smallest stand-ins for what the data will say.
+        # The model's own checks, with placeholders for the sizes that depend on the data.
         if self.kind == "classifier":
             self.classifier(1, 1)
         else:
@@ -91,7 +91,7 @@ class ModelPlan:
         against = {"embedding_size"} if "budget" in given else {"layers", "embedding_ratio"}
         for name in sorted(given & against):
             raise ConfigError(
-                f"model.{name} is {self.settings[name]!r}; it does not go with "
+                f"model.{name} is {self.settings[name]!r}; it cannot be combined with "
                 f"{'budget' if 'budget' in given else 'hidden_sizes'}. Leave one of them out."
             )
         if "budget" in given:

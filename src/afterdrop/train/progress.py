@@ -12,7 +12,7 @@ _SPEEDS = {"word": "words", "char": "chars", "byte": "bytes", "image": "images"}
 
 
 def present(unit: str, xe: float) -> str:
-    """A cross entropy in the unit that readers expect.
+    """A cross entropy in the usual unit: perplexity, bits per character, or nats.
 
     Example:
         >>> present("word", 4.0), present("byte", 0.886), present("image", 0.07)
@@ -28,9 +28,9 @@ class Progress:
 
     Args:
         total: Steps of the whole run, at most.
-        done: Steps done before.
+        done: Steps done before this call.
         unit: What a target is.
-        shown: Whether there is a bar at all.
+        shown: Whether to show the bar.
     """
 
     def __init__(self, total: int, done: int, unit: str, *, shown: bool) -> None:
@@ -41,11 +41,11 @@ class Progress:
         )
 
     def step(self) -> None:
-        """One more step is done."""
+        """Counts one step."""
         self._bar.update()
 
     def training(self, loss: float, speed: float) -> None:
-        """Shows the loss (in nats a target) and the targets a second."""
+        """Shows the loss (nats per target) and the targets per second."""
         self._parts["train"] = present(self._unit, loss)
         self._parts["speed"] = f"{speed:,.0f} {_SPEEDS[self._unit]}/s"
         self._show()
@@ -60,12 +60,12 @@ class Progress:
         self._show()
 
     def note(self, message: str) -> None:
-        """Says something above the bar."""
+        """Prints a message above the bar."""
         if not self._bar.disable:
             self._bar.write(message)
 
     def close(self, message: str) -> None:
-        """Ends the bar with a last word, if there is one."""
+        """Closes the bar, with a final message if there is one."""
         if message:
             self.note(message)
         self._bar.close()

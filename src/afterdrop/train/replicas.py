@@ -1,8 +1,8 @@
-"""Replicas of a model in several processes: equal weights, each with a share of the batch.
+"""Replicas of a model in several processes, with equal weights and a share of each batch.
 
-A step sums the gradients of the shares. What follows it (prior, clip, optimiser, averaging) is the
-same arithmetic on the same numbers everywhere, so the weights stay equal without being sent; that
-they do is checked at every interval.
+A step sums the gradients of the shares. Everything after it (prior, clipping, optimiser, averaging)
+is the same arithmetic on the same numbers in every process, so the weights stay equal without being
+sent. Every validation checks that they do.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ evenly. Start a number of ranks that divides it, or change it in a new run.
 def sum_gradients(parameters: Sequence[Tensor], loss: Tensor, ranks: Ranks) -> Tensor:
     """Sums the gradients of all ranks in place, and returns the sum of their losses.
 
-    One message a step: all gradients and the loss in one buffer.
+    One message per step: all gradients and the loss in one buffer.
 
     Example:
         >>> weight = torch.ones(1, requires_grad=True)
@@ -70,6 +70,6 @@ def check_equal(parameters: Sequence[Tensor], step: int, ranks: Ranks) -> None:
     norms = torch.stack(torch._foreach_norm(list(parameters))).double()
     if any(not torch.equal(norms, other) for other in ranks.gather_rows(norms)):
         raise RankError(
-            f"the ranks have different weights at step {step}: their hardware or software differ. "
-            "Use equal hosts, or fewer of them; the same command goes on from the last interval"
+            f"the ranks have different weights at step {step}: their hardware or software differs. "
+            "Use equal hosts, or fewer; the same command resumes from the last validation"
         )

@@ -1,11 +1,11 @@
-"""The sections of a training configuration: plain values, checked where they are made."""
+"""The sections of a training configuration: plain values, validated on construction."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-from afterdrop.data.stream import JITTER
+from afterdrop.data.stripes import JITTER
 from afterdrop.train.checks import ConfigError, check_count, check_number, check_one_of
 
 OptimiserName = Literal["adam-tf", "adam"]
@@ -14,12 +14,12 @@ Criterion = Literal["optimal", "plain"]
 
 @dataclass(frozen=True)
 class DataSection:
-    """What to train on: the arguments of `afterdrop.data.load`.
+    """The data set: the arguments of `afterdrop.data.load`.
 
     Attributes:
         name: A named set, a built-in one, or the path of a folder of text.
-        level: `word`, `char` or `byte`, where the set leaves a choice.
-        min_count: Rarer tokens become `<unk>`, where the set leaves a choice.
+        level: `word`, `char` or `byte`, if the set has a choice.
+        min_count: Rarer tokens become `<unk>`, if the set has a choice.
     """
 
     name: str
@@ -40,17 +40,18 @@ class DataSection:
 
 @dataclass(frozen=True)
 class ObjectiveSection:
-    """The loss and what a step reads.
+    """The loss and the batch of a step.
 
     Attributes:
-        batch_size: B, stripes of a text or images.
-        window: Tokens of each stripe a step; None for images.
-        l2_penalty: Of ½‖Θ‖², on the scale of the loss (summed over time, averaged over the batch).
-        samples: Mask samples of each row, averaged in the loss; 1 is the paper's. Row masks of the
-            embedding, one for the whole batch, are common to all samples.
+        batch_size: B, the stripes of a text, or images.
+        window: Tokens per stripe and step; None for images.
+        l2_penalty: Factor of ½‖Θ‖², on the scale of the loss (summed over time, averaged over the
+            batch).
+        samples: Mask samples per row, averaged in the loss; 1 in the paper. Row masks of the
+            embedding, one for the whole batch, are shared by all samples.
         alpha: Power of the mean over several samples.
-        state_reset: Probability that a stripe's carried state is zeroed before a window.
-        jitter: The most lines by which a stripe's start is moved.
+        state_reset: Probability that the carried state of a stripe is set to zero before a window.
+        jitter: The largest number of lines by which the start of a stripe is moved.
     """
 
     batch_size: int
@@ -74,16 +75,16 @@ class ObjectiveSection:
 
 @dataclass(frozen=True)
 class OptimiserSection:
-    """How gradients move weights.
+    """The optimiser.
 
     Attributes:
         name: `"adam-tf"`, Adam without momentum as lamb has it (see `optimiser`), or `"adam"`,
             torch's own.
-        learning_rate: Before any drop.
+        learning_rate: The learning rate before any drop.
         beta1: Momentum; 0 for `"adam-tf"`.
         beta2: Decay of the squared gradients' mean.
         epsilon: Added to the root of that mean.
-        max_norm: Global norm to which gradients, with the L2 term, are clipped; None is no clip.
+        max_norm: Global norm to which gradients, with the L2 term, are clipped; None disables it.
     """
 
     learning_rate: float
@@ -154,7 +155,7 @@ class ScheduleSection:
                 f"schedule.stop_targets is {self.stop_targets!r}; it takes a list of XE in nats. "
                 "Give a list such as [4.4, 4.2], or [] for none."
             )
-        # JSON and TOML bring lists; a tuple keeps the configuration hashable.
+        # JSON and TOML give lists; a tuple keeps the configuration hashable.
         object.__setattr__(self, "stop_targets", tuple(self.stop_targets))
         for index, target in enumerate(self.stop_targets):
             check_number(f"schedule.stop_targets[{index}]", target, above=0)
@@ -188,19 +189,20 @@ class ValidationSection:
     """The deterministic validation after each interval.
 
     Attributes:
-        rows: Stripes that read the validation text, or images at once. One is the exact stream.
-        window: Tokens of a stripe at once; None is the training window. Changes nothing but speed.
-        max_targets: Validate on about this many targets; None is all.
-        criterion: What counts as better: the XE at the `"optimal"` temperature or at 1, `"plain"`.
+        stripes: Stripes of the validation text, of which one is the exact stream; or images per
+            batch.
+        window: Tokens per window; None is the training window. It changes nothing but the speed.
+        max_targets: Validate on about this number of targets; None is all.
+        criterion: The XE that is compared: at the `"optimal"` temperature, or at 1 (`"plain"`).
     """
 
-    rows: int = 32
+    stripes: int = 32
     window: int | None = None
     max_targets: int | None = None
     criterion: Criterion = "optimal"
 
     def __post_init__(self) -> None:
-        check_count("validation.rows", self.rows)
+        check_count("validation.stripes", self.stripes)
         for name in ("window", "max_targets"):
             if getattr(self, name) is not None:
                 check_count(f"validation.{name}", getattr(self, name))

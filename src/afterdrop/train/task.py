@@ -1,4 +1,4 @@
-"""What differs between training a language model and a classifier: data, loss, carried state."""
+"""What differs between training a language model and a classifier: data, loss and state."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class Task(Protocol):
-    """Feeds a model with training steps and validation batches.
+    """Gives a model its training losses and validation batches.
 
     Step n reads the same data whatever was read before; only the carried state has a history.
     """
@@ -31,7 +31,7 @@ class Task(Protocol):
         """Targets that the loss sums over; 1 for images."""
 
     def build_model(self) -> nn.Module:
-        """A fresh model, its weights drawn from torch's global generator."""
+        """A new model with weights from torch's global generator."""
 
     def loss(self, model: nn.Module, step: int) -> Tensor:
         """The data term of a step's objective."""
@@ -40,10 +40,10 @@ class Task(Protocol):
         """Logits [N, V] and targets [N] of the validation split."""
 
     def carried(self) -> dict[str, Tensor]:
-        """What is carried from step to step, for a checkpoint."""
+        """The state that is carried from step to step, for a checkpoint."""
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Goes on from what `carried` gave."""
+        """Continues from what `carried` returned."""
 
     def identity(self) -> dict[str, Any]:
-        """JSON-friendly facts that tell the training data from another."""
+        """JSON-serialisable facts that identify the training data."""

@@ -1,4 +1,4 @@
-"""Training a language model: stripes over the whole text, state carried from window to window.
+"""The training task of a language model: stripes of a text, with carried state.
 
 Legend: B stripes, S samples of each, time steps; rows are S·B, all stripes of a sample together.
 """
@@ -18,7 +18,7 @@ from afterdrop.ranks import SINGLE_PROCESS, Ranks
 from afterdrop.train.checks import TrainError
 from afterdrop.train.config import TrainConfig
 from afterdrop.train.objective import data_loss
-from afterdrop.train.validation_windows import Window, held_windows
+from afterdrop.train.validation_windows import Window, windows_on_device
 from afterdrop.train.whole_masks import RankRows, whole_masks
 
 State = tuple[tuple[Tensor, Tensor], ...]
@@ -29,9 +29,9 @@ class TextTask:
 
     Args:
         config: The run's configuration.
-        text: Its text.
-        device: Where the model and the tokens are.
-        ranks: Who shares the stripes.
+        text: The text.
+        device: The device of the model and the tokens.
+        ranks: The processes that share the stripes.
     """
 
     def __init__(
@@ -51,10 +51,10 @@ class TextTask:
         batch = config.objective.batch_size
         self.ranks = ranks
         self.rows = RankRows(ranks.share(batch), batch, config.objective.samples)
-        self.state: State | None = None  # of this rank's rows
+        self.state: State | None = None  # of this rank's stripes
 
     def train_stripes(self, device: torch.device) -> TrainStripes:
-        """The training windows, made on a device."""
+        """The training windows, on a device."""
         return TrainStripes(
             self.text.train.to(device),
             self.text.vocabulary.eos_id,
@@ -66,11 +66,11 @@ class TextTask:
         )
 
     def build_model(self) -> nn.Module:
-        """A fresh model, its weights drawn from torch's global generator."""
+        """A new model with weights from torch's global generator."""
         return LanguageModel(self.config.model.language_model(len(self.text.vocabulary)))
 
     def loss(self, model: nn.Module, step: int) -> Tensor:
-        """Summed over time, averaged over the batch; carries the state on."""
+        """The loss of a step, summed over time and averaged over the batch; updates the state."""
         samples, alpha = self.config.objective.samples, self.config.objective.alpha
         inputs_Bt, targets_Bt = (part[self.rows.mine] for part in self.stripes[step])
         if samples > 1:
@@ -83,7 +83,7 @@ class TextTask:
         return data_loss(logits, targets_Bt, samples=samples, alpha=alpha, whole_batch=batch)
 
     def _before_window(self) -> State | None:
-        """The carried state, some stripes' zeroed, without rescaling the others."""
+        """The carried state, set to zero for some stripes and not rescaled for the others."""
         reset = self.config.objective.state_reset
         if self.state is None or reset == 0:
             return self.state
@@ -93,17 +93,17 @@ class TextTask:
 
     @cached_property
     def validation_windows(self) -> list[Window]:
-        """The validation text of this rank's rows; stops after `max_targets`."""
+        """The validation windows of this rank's stripes, up to `max_targets` targets."""
         section = self.config.validation
         stripes = EvalStripes(
             self.text.valid,
             self.text.vocabulary.eos_id,
-            section.rows,
+            section.stripes,
             section.window or self.window,
             lines=self.text.has_lines,
         )
-        mine = self.ranks.share(section.rows)
-        return held_windows(stripes, self.device, mine, section.max_targets)
+        mine = self.ranks.share(section.stripes)
+        return windows_on_device(stripes, self.device, mine, section.max_targets)
 
     def validation_batches(self, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
         """Logits [N, V] and targets [N], window by window."""

@@ -1,4 +1,4 @@
-"""TensorBoard, an extra: the numbers of each interval as curves."""
+"""Writes the metrics of each validation for TensorBoard, an optional dependency."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from afterdrop.errors import ExtraError
 
 
 class Tracker:
-    """Writes each interval's numbers for TensorBoard below the run folder.
+    """Writes the metrics of each validation for TensorBoard below the run folder.
 
     Args:
         folder: Where; TensorBoard is pointed at it or at a parent.

@@ -1,4 +1,4 @@
-"""The state of a run in memory: one step, one validation, and all of it as a checkpoint."""
+"""The state of a run in memory: training steps, validations, and checkpoints of all of it."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ class Trainer:
 
     Args:
         config: The run's configuration.
-        task: What it reads and minimises.
+        task: The data and the loss.
         model: The model, on the device.
-        ranks: Who trains it together: each has its own copy and a share of every batch.
+        ranks: The processes that train it together, each with a replica and a share of every batch.
 
     Attributes:
-        plain: Why a GPU trains this run without kernels; None where it has them, or on a CPU.
+        plain: Why a GPU trains this run without kernels; None if it uses them, or on a CPU.
     """
 
     def __init__(
@@ -55,17 +55,17 @@ class Trainer:
         self.average: WeightAverage | None = None
         self.step = 0
         self.seconds = 0.0
-        # Of the interval's steps; on the device, so that a step need not wait for it.
+        # Over the steps of the interval; on the device, so that a step does not wait for it.
         self.loss_total = torch.zeros((), dtype=torch.float64, device=self.device)
         reason = self._why_not_fused()
         self.plain = reason if self.device.type == "cuda" else None
         self._fusible = reason is None
-        self._fused: FusedText | None = None  # made when the state to go on from is there
-        self._stepped = False  # whether the kernels have done a step
+        self._fused: FusedText | None = None  # made once the state to continue from is known
+        self._stepped = False  # whether the kernels have completed a step
 
     @property
     def interval_done(self) -> bool:
-        """Whether the next thing to do is a validation."""
+        """Whether a validation is due."""
         return (
             self.interval_steps == self.config.schedule.steps_per_interval
             or self.schedule.interval < 0
@@ -77,7 +77,7 @@ class Trainer:
         return self.step - max(self.schedule.interval, 0) * self.config.schedule.steps_per_interval
 
     def train_step(self) -> None:
-        """One step: loss, prior, clip, update, average."""
+        """One step: loss, prior, clipping, update, averaging."""
         if self._fusible and not self._stepped:
             self.loss_total += self._first_step()
         else:
@@ -88,7 +88,7 @@ class Trainer:
         self.step += 1
 
     def _first_step(self) -> Tensor:
-        """The step that compiles the kernels; if they cannot run, a plain one from the start."""
+        """The step that compiles the kernels; if they fail, it is repeated without them."""
         before = self.capture().copy()
         fused = self._kernels()
         try:
@@ -102,7 +102,7 @@ class Trainer:
         return self._plain_step()
 
     def _give_up_kernels(self, error: Exception) -> None:
-        """Trains plainly from here on, if the error says that the kernels cannot run."""
+        """Trains without kernels from here on if the error means that they cannot run."""
         self.plain = kernels.reason_to_fall_back(error, "training")
         self._fusible, self._fused = False, None
 
@@ -120,17 +120,17 @@ class Trainer:
         return loss
 
     def _why_not_fused(self) -> str | None:
-        """Why this run cannot be trained by the kernels; None if it can."""
+        """Why the kernels cannot train this run; None if they can."""
         if reason := kernels.why_not(self.device):
             return reason
-        if self.ranks.count > 1:  # their masks would not be those of one process
+        if self.ranks.count > 1:  # their masks would differ from those of one process
             return f"{self.ranks.count} ranks train it"
         from afterdrop.train.fused_text import why_not
 
         return why_not(self.config, self.task, self.model, self.device)
 
     def _kernels(self) -> FusedText | None:
-        """The kernels that train this run, if there are any."""
+        """The kernels that train this run, or None."""
         if self._fused is None and self._fusible:
             from afterdrop.train.fused_text import FusedText
 
@@ -157,9 +157,11 @@ class Trainer:
 
     @torch.no_grad()
     def validate(self, stop: Callable[[], bool]) -> Validation | None:
-        """The validation of the model, or of its averaged weights; None if stopped midway."""
+        """Validates the model, or its averaged weights; None if interrupted."""
         self.model.eval()
-        fused = self._kernels()  # copies the weights, so before the averaged ones are in place
+        fused = (
+            self._kernels()
+        )  # copies the weights, so it comes before the averaged ones are in place
         with nullcontext() if self.average is None else self.average.in_place():
             try:
                 batches = (
@@ -171,7 +173,9 @@ class Trainer:
             except Exception as error:
                 if not self._fusible:
                     raise
-                self._give_up_kernels(error)  # a validation changes nothing
+                self._give_up_kernels(
+                    error
+                )  # a validation has no side effects, so it can be repeated
                 found = validate(_until(stop, self.task.validation_batches(self.model)), self.ranks)
         if self.ranks.max(stop()):
             return None
@@ -179,7 +183,7 @@ class Trainer:
         return found
 
     def finish_interval(self, found: Validation) -> dict[str, Any]:
-        """Moves the schedule on; returns the interval's line of metrics."""
+        """Advances the schedule; returns the line of metrics of this validation."""
         config = self.config
         line = {
             "interval": self.schedule.interval + 1,
@@ -200,7 +204,7 @@ class Trainer:
         return {**line, "best_interval": self.schedule.best_interval, "best_xe": self.schedule.best}
 
     def capture(self) -> Checkpoint:
-        """Everything that the future of the run depends on."""
+        """A checkpoint with everything that the rest of the run depends on."""
         state = self.optimiser.state_dict()
         tensors = {
             **grouped("model", dict(self.model.named_parameters())),
@@ -223,8 +227,8 @@ class Trainer:
 
     @torch.no_grad()
     def restore(self, saved: Checkpoint) -> None:
-        """Goes on from a checkpoint, on a CPU to the bit."""
-        self._fused = None  # holds the state before
+        """Continues from a checkpoint; on a CPU, bit for bit."""
+        self._fused = None  # it holds the previous state
         self.model.load_state_dict(saved.group("model"))
         state: dict[int, dict[str, Tensor]] = {}
         for name, tensor in saved.group("optimiser").items():
@@ -244,7 +248,7 @@ class Trainer:
         _restore_random_states(saved, self.device)
 
     def best_checkpoint(self, found: dict[str, Any]) -> Checkpoint:
-        """The weights that the last validation saw, and its line of metrics."""
+        """The weights that were validated last, and their line of metrics."""
         weights: dict[str, Tensor] = dict(self.model.named_parameters())
         if self.average is not None and found["averaged"] > 0:
             weights = self.average.tensors()

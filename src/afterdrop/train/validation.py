@@ -1,7 +1,7 @@
 """The deterministic cross entropy of a validation pass, at T = 1 and at the optimal temperature.
 
-The log-partition is summed at nine nodes of the inverse temperature b in [½, 2], the middle one
-b = 1; XE(b) is convex and smooth, so the optimum between them is exact to about 1e-6 nats.
+The log-partition is summed at nine nodes of the inverse temperature b in [½, 2], the middle one at
+b = 1. XE(b) is convex and smooth, so interpolation gives the optimum to about 1e-6 nats.
 
 Legend: N targets, V classes, J nodes.
 """
@@ -24,7 +24,7 @@ NODES = Nodes(0.5, 2.0, count=9, reach=1.0)
 
 @dataclass(frozen=True)
 class Validation:
-    """What a validation found.
+    """The result of a validation.
 
     Attributes:
         xe: Cross entropy in nats at T = 1.
@@ -44,7 +44,7 @@ def validate(batches: Iterable[tuple[Tensor, Tensor]], ranks: Ranks = SINGLE_PRO
 
     Args:
         batches: Logits [N, V] and targets [N].
-        ranks: Who has the other targets.
+        ranks: The processes that have the other targets.
 
     Raises:
         DataError: If there are no targets.
@@ -56,7 +56,7 @@ def validate(batches: Iterable[tuple[Tensor, Tensor]], ranks: Ranks = SINGLE_PRO
         (0.799, 2.0)
     """
     inverse, count = NODES.inverse(), 0
-    sums: Tensor | None = None  # of G at each node and of the target; where the logits are
+    sums: Tensor | None = None  # of G at each node and of the target, on the device of the logits
     for logits, targets in batches:
         G_JN, peak = partitions(logits.float(), inverse)
         chosen = logits.float().gather(-1, targets.unsqueeze(-1)).squeeze(-1)
@@ -65,7 +65,7 @@ def validate(batches: Iterable[tuple[Tensor, Tensor]], ranks: Ranks = SINGLE_PRO
         count += len(targets)
     if sums is None:
         sums = torch.zeros(len(inverse) + 1, dtype=torch.float64)
-    sums = sums.cpu()  # the first and only time that this waits for a GPU
+    sums = sums.cpu()  # the only time that this waits for a GPU
     totals = ranks.sum(torch.cat([sums, sums.new_tensor([count])]))
     sums_J, at_target, count = totals[:-2], float(totals[-2]), int(totals[-1])
     if count == 0:

@@ -1,9 +1,9 @@
-"""The windows of a validation text, held on the device between validations.
+"""The windows of a validation text, kept on the device between validations.
 
-Which places are padding is found on the CPU, once: asking a GPU for it would wait for every kernel
-that was launched before.
+Padding is found on the CPU, once: reading it from a GPU would wait for every kernel that was
+launched before.
 
-Legend: B rows, time places a window, N targets that are not padding.
+Legend: B stripes, t places in a window, N targets that are not padding.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Window(NamedTuple):
     """A window without its padding.
 
     Attributes:
-        inputs: [B, time] of the text's integer type, padding included.
-        targets: [N] int64, row by row.
-        places: [N] where they are among the B · time; None if there is no padding.
+        inputs: [B, t] of the text's integer dtype, padding included.
+        targets: [N] int64, stripe by stripe.
+        places: [N] the index of each target among the B · t; None if there is no padding.
     """
 
     inputs: Tensor
@@ -32,25 +32,26 @@ class Window(NamedTuple):
     places: Tensor | None
 
     def real(self, values: Tensor) -> Tensor:
-        """Of values [B, time, ...] those of targets, [N, ...]."""
+        """The values [N, ...] of the targets, from values [B, t, ...]."""
         flat = values.flatten(0, 1)
         return flat if self.places is None else flat[self.places]
 
 
-def held_windows(
-    stripes: EvalStripes, device: torch.device, rows: slice, most: int | None = None
+def windows_on_device(
+    stripes: EvalStripes, device: torch.device, rows: slice, max_targets: int | None = None
 ) -> list[Window]:
-    """The windows of an evaluation on a device, as views of a few tensors.
+    """Copies the windows of a validation to a device, as views of a few tensors.
 
     Args:
         stripes: The windows, made on the CPU.
-        device: Where they are to be.
-        rows: The stripes to take; no windows without any.
-        most: No window after that many targets of all stripes; None is all windows.
+        device: The device.
+        rows: The stripes to take; if there are none, there are no windows.
+        max_targets: Stop after the window with which all stripes together have this number of
+            targets; None for all windows.
 
     Example:
         >>> stripes = EvalStripes(torch.tensor([1, 2, 0, 3, 0]), eos=0, stripes=2, window=2)
-        >>> first, last = held_windows(stripes, torch.device("cpu"), slice(0, 2))
+        >>> first, last = windows_on_device(stripes, torch.device("cpu"), slice(0, 2))
         >>> first.targets.tolist(), first.places
         ([1, 2, 3, 0], None)
         >>> last.targets.tolist(), last.places.tolist()
@@ -58,7 +59,7 @@ def held_windows(
     """
     inputs, targets, places, seen = [], [], [], 0
     for number in range(len(stripes) if rows.start < rows.stop else 0):
-        if most is not None and seen >= most:
+        if max_targets is not None and seen >= max_targets:
             break
         inputs_Bt, targets_Bt = stripes[number]
         seen += int((targets_Bt != IGNORE).sum())
@@ -77,7 +78,7 @@ def held_windows(
 
 
 def _together(tensors: list[Tensor], device: torch.device) -> Iterator[Tensor]:
-    """The tensors on a device, brought there as one."""
+    """The tensors on a device, copied there as one."""
     if not tensors:
         return iter(())
     whole = upload(torch.cat(tensors), device)

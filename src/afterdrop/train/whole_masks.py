@@ -1,12 +1,13 @@
-"""The masks of the whole batch, of which a rank applies its own rows.
+"""Masks of the whole batch, of which each rank applies those of its rows.
 
-Masks in training come from torch's global generator, whose next number depends on how many were
-drawn before. So that N ranks train with the very masks of one process, every rank draws the masks
-of all rows, from the same generator state, and keeps those of its rows: the generators stay equal
-from step to step, and a checkpoint goes on with any number of ranks.
+Training masks come from torch's global generator, whose next number depends on how many were drawn
+before. For several ranks to train with the masks of one process, every rank draws the masks of all
+rows from the same generator state and keeps those of its rows. So the generators stay equal from
+step to step, and a checkpoint can be continued with any number of ranks.
 
 In every dropout site of the models the rows are the last dimension but one: [B, H] or
-[time, B, H]. The row mask of an embedding table [V, 1] has no rows of the batch; all ranks draw it.
+[time, B, H]. The row mask of an embedding table [V, 1] does not depend on the batch, and all ranks
+draw it.
 
 Legend: B rows of the batch, S samples of each; rows are S·B, all rows of a sample together.
 """
@@ -29,9 +30,9 @@ class RankRows:
     """The rows of the batch that a rank computes.
 
     Attributes:
-        mine: Which of the B rows.
-        batch: B.
-        samples: S.
+        mine: The rows of this rank among the B rows.
+        batch: B, the rows of the whole batch.
+        samples: S, the mask samples per row.
 
     Example:
         >>> rows = RankRows(slice(1, 2), batch=2, samples=2)
@@ -45,27 +46,27 @@ class RankRows:
 
     @property
     def whole(self) -> bool:
-        """Whether these are all rows."""
+        """Whether this rank has all rows."""
         return self.mine == slice(0, self.batch)
 
     def of(self, x: Tensor) -> Tensor:
-        """This rank's part of a tensor with all S·B rows in the last dimension but one."""
+        """This rank's rows of a tensor with all S·B rows in the last dimension but one."""
         parts = x.unflatten(-2, (self.samples, self.batch))[..., self.mine, :]
         return parts.flatten(-3, -2)
 
     def all_of(self, parts: list[Tensor]) -> Tensor:
-        """The inverse of `of`: all rows, from the parts of every rank in order."""
+        """The inverse of `of`: all rows, from the parts of the ranks in order."""
         cut = [part.unflatten(-2, (self.samples, -1)) for part in parts]
         return torch.cat(cut, -2).flatten(-3, -2)
 
     def like(self, x: Tensor) -> Tensor:
-        """Ones in the shape that x would have with all rows."""
+        """Ones of the shape that x would have with all rows."""
         return x.new_ones(*x.shape[:-2], self.samples * self.batch, x.shape[-1])
 
 
 @contextmanager
 def whole_masks(model: nn.Module, rows: RankRows) -> Iterator[None]:
-    """Lets the model's dropout sites draw masks for all rows and apply those of this rank.
+    """Makes the dropout sites of a model draw masks of all rows and apply those of this rank.
 
     Args:
         model: A model of `afterdrop.models`.
@@ -97,14 +98,14 @@ def whole_masks(model: nn.Module, rows: RankRows) -> Iterator[None]:
 
 
 def _rate(module: nn.Module) -> float:
-    """The rate of a site with rows; 0 of any other module."""
+    """The rate of a dropout site whose masks have rows; 0 for any other module."""
     if isinstance(module, Drop | Mask):
         return module.rate
     return module.p if isinstance(module, nn.Dropout) else 0.0
 
 
 class _AppliedMask:
-    """A site that drops units of x: run on ones for all rows, it gives the mask itself."""
+    """A site that drops units of x; applied to ones for all rows, it returns the mask."""
 
     def __init__(self, rows: RankRows) -> None:
         self.rows = rows
@@ -121,7 +122,7 @@ class _AppliedMask:
 
 
 class _DrawnMask:
-    """A site that draws a mask in the shape of a state: it is given one with all rows."""
+    """A site that draws a mask of the shape of a state; it is given a state with all rows."""
 
     def __init__(self, rows: RankRows) -> None:
         self.rows = rows

@@ -8,8 +8,7 @@ from typing import Any
 
 from afterdrop.errors import FileError
 from afterdrop.files import read_json, write_atomic, write_json
-from afterdrop.recipes import Recipe
-from afterdrop.recipes.write import to_toml
+from afterdrop.recipes import Recipe, to_toml
 from afterdrop.tune.optuna_backend import Trial
 from afterdrop.tune.reruns import Ranked
 from afterdrop.tune.search_space import apply_point

@@ -7,9 +7,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from afterdrop import recipes
-from afterdrop.train import TrainConfig
+from afterdrop.train import TrainConfig, shorten
 from afterdrop.train.checks import check_count, check_number, check_one_of
-from afterdrop.train.shorten import shorten
 from afterdrop.tune.checks import TuneError
 from afterdrop.tune.search_space import Axis, Space, apply_point, published_space
 from afterdrop.tune.tuning_objective import Objective

@@ -104,7 +104,7 @@ class Objective:
         request = Request(
             Grid((self.alpha,), (self.multiplier,)),
             Plan(self.num_samples),
-            stream=folder.stream(stripes=folder.config.validation.rows) if is_text else None,
+            stream=folder.stream(stripes=folder.config.validation.stripes) if is_text else None,
         )
         try:
             scores = folder.evaluate(request, Execution(), which="best", device=device, folder=data)

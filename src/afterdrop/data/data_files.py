@@ -1,4 +1,4 @@
-"""Where data files lie, and the one way to read them: plain, gz or xz, checked by checksum."""
+"""Finds data files and reads them: plain, gz or xz, verified by size and checksum."""
 
 import gzip
 import hashlib
@@ -41,7 +41,7 @@ another version; get it again
     digest: str
 
     def check(self, content: bytes, source: str) -> None:
-        """Raises `FileError`, naming `source`, unless size and checksum of `content` agree."""
+        """Raises a `FileError` that names `source` unless size and checksum match."""
         if len(content) != self.size:
             raise FileError(
                 f"{source} has {len(content):,} bytes uncompressed, expected {self.size:,}: "
@@ -63,7 +63,7 @@ def data_folder(data: str | Path | None = None) -> Path:
         data: A folder, or None for the environment variable.
 
     Returns:
-        The folder; whether it exists is for the caller to see.
+        The folder, which may not exist.
 
     Raises:
         FileError: If neither names a folder.
@@ -96,7 +96,7 @@ def find_file(name: str, folders: Sequence[Path]) -> Path | None:
 
 
 def require_file(name: str, folders: Sequence[Path], remedy: str) -> Path:
-    """`find_file`, or a `FileError` that says where it looked and the `remedy`.
+    """As `find_file`, but raises a `FileError` with the folders searched and the `remedy`.
 
     Example:
         >>> require_file("train.txt", [Path("nowhere")], "make one")
@@ -111,10 +111,10 @@ def require_file(name: str, folders: Sequence[Path], remedy: str) -> Path:
 
 
 def decompress(raw: bytes, path: str | Path) -> bytes:
-    """The content of a file whose name tells how it is compressed: `.gz`, `.xz` or not at all.
+    """Decompresses the content of a file according to its name: `.gz`, `.xz` or neither.
 
     Raises:
-        FileError: If it is truncated or not of that kind.
+        FileError: If it is truncated or not in that format.
 
     Example:
         >>> decompress(gzip.compress(b"a b c"), "train.txt.gz")
@@ -130,14 +130,14 @@ def decompress(raw: bytes, path: str | Path) -> bytes:
 
 
 def read_content(path: Path, expected: Expected | None = None) -> bytes:
-    """The uncompressed content of a file, checked.
+    """Reads a file, decompresses and checks it.
 
     Args:
         path: A file; `.gz` and `.xz` are decompressed, anything else is read as it is.
         expected: Size and checksum that the content must have; None checks neither.
 
     Returns:
-        The content, never empty.
+        The uncompressed content, never empty.
 
     Raises:
         FileError: If the file cannot be read, is truncated, empty, or not what was expected.
@@ -154,9 +154,9 @@ def read_content(path: Path, expected: Expected | None = None) -> bytes:
         raw = path.read_bytes()
     except OSError as error:
         raise FileError(f"cannot read {path}: {error}") from error
-    content = decompress(raw, path)
-    if expected is not None:
-        expected.check(content, str(path))
+    content = decompress(raw, path) if raw else b""
     if not content:
         raise FileError(f"{path} is empty; put the text there, or get the file again")
+    if expected is not None:
+        expected.check(content, str(path))
     return content

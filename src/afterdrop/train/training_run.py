@@ -1,4 +1,4 @@
-"""A training run, from its configuration to its folder."""
+"""Runs training: from a configuration to a run folder, resumably."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from afterdrop.train.checks import TrainError, check_number, check_one_of
 from afterdrop.train.config import TrainConfig, differences
 from afterdrop.train.device import choose_device
 from afterdrop.train.folder import RESUMES, Resume, RunFolder, locked
-from afterdrop.train.loop import Loop, Watch
 from afterdrop.train.objective import prior_scale
 from afterdrop.train.progress import Progress, present
 from afterdrop.train.replicas import check_batch
 from afterdrop.train.track import Tracker
 from afterdrop.train.trainer import Trainer
+from afterdrop.train.training_loop import Loop, Watch
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """How a call of `run` ended.
+    """The result of a call of `run`.
 
     Attributes:
         folder: The run folder.
-        finished: Whether training is complete; if not, the same call goes on.
-        reason: Why it ended: the schedule's reason, `SIGINT`, `SIGTERM`, `max_minutes`, or what a
-            `watch` said.
-        message: All this in words, and how to go on.
+        finished: Whether training is complete; if not, the same call continues it.
+        reason: Why it ended: the reason of the schedule or of `watch`, `SIGINT`, `SIGTERM`, or
+            `max_minutes`.
+        message: A summary, with how to continue.
         step: Steps done.
         interval: Validation intervals done.
         best: The line of metrics of the best validation (`interval`, `xe`, `temperature`,
@@ -64,34 +64,36 @@ def run(
     ranks: Splitting | None = None,
     watch: Watch | None = None,
 ) -> TrainResult:
-    """Trains a model, or goes on training it.
+    """Trains a model, or continues to train it.
 
-    Ctrl-C and SIGTERM finish the step, save and return; the same call then goes on, on a CPU to
-    the bit as if never stopped (with as many threads: torch's sums depend on their number). So
-    does a run that was killed, from its last validation.
+    Ctrl-C and SIGTERM finish the step, save and return. The same call then continues; on a CPU
+    bit for bit as if it had not been interrupted (with the same number of threads, which torch's
+    sums depend on). A run that was killed continues from its last saved validation.
 
     Args:
-        config: What to train and how.
-        out: The run folder. One that holds this very run is resumed, any other is refused.
-        data: The folder of the named data sets; None is the variable AFTERDROP_DATA.
+        config: The configuration.
+        out: The run folder. A run of the same configuration in it is resumed; anything else in it
+            is refused.
+        data: The folder of the named data sets; None is the environment variable AFTERDROP_DATA.
         device: Where to train; None is a GPU if there is one.
-        max_minutes: Save and return after this time.
+        max_minutes: Save and return after this number of minutes.
         progress: Whether to show a bar.
-        resume: `"auto"`, `"require"` (a run must be there) or `"refuse"` (none may be).
+        resume: `"auto"`, `"require"` (`out` must hold a run) or `"refuse"` (it must not).
         track: Whether to write TensorBoard files.
         ranks: `"split"` trains data-parallel in the caller's process group: every rank makes this
-            call and has a share of each batch, rank 0 alone touches `out` and shows the bar. The
-            losses are those of one process, but for rounding.
+            call and has a share of each batch; only rank 0 accesses `out` and shows the bar. The
+            losses equal those of one process up to rounding.
         watch: Called with each validation's line of metrics. A reason that it returns stops the
             run there and becomes `result.reason`; the same call would resume.
 
     Raises:
         TrainError: If `out` holds something else; a `DivergedError` if training diverged.
         ConfigError: If the ranks cannot share the batch evenly.
-        RankError: If there is no process group, or a rank is gone; the last good checkpoint stays.
-        DataError: If the data cannot be had or does not go with the model.
-        FileError: If the disk is full; the last good checkpoint stays.
-        ExtraError: If `track` needs tensorboard.
+        RankError: If there is no process group, or a rank has ended; the last good checkpoint is
+            kept.
+        DataError: If the data cannot be loaded or do not match the model.
+        FileError: If the disk is full; the last good checkpoint is kept.
+        ExtraError: If `track` is set and tensorboard is not installed.
 
     Example:
         >>> import tempfile
@@ -124,7 +126,7 @@ def run(
 def _enter(
     held: ExitStack, config: TrainConfig, path: Path, resume: Resume, ranks: Ranks
 ) -> tuple[RunFolder, bool]:
-    """The folder, locked by rank 0, and whether it holds this very run."""
+    """The folder, locked by rank 0, and whether it holds this run already."""
 
     def enter() -> bool:
         return held.enter_context(locked(path)).check(config, resume)
@@ -145,7 +147,7 @@ def _finished(folder: RunFolder) -> bool:
 
 
 def _open(folder: RunFolder, trainer: Trainer, data: str | Path | None, there: bool) -> None:
-    """Writes what a new run starts with, or brings an old one back."""
+    """Writes the configuration of a new run, or restores an existing one."""
     task, config, ranks = trainer.task, trainer.config, trainer.ranks
     identity = task.identity()
     recorded = ranks.from_rank0(lambda: folder.read_config()[1]["data"] if there else identity)
@@ -179,13 +181,13 @@ def _require_new(folder: RunFolder) -> None:
     if any(line["interval"] > 0 for line in folder.read_metrics()):
         raise TrainError(
             f"{folder.path} holds a run without its checkpoint {folder.last.name}, as a finished "
-            "trial of afterdrop tune does: it cannot go on, and beginning anew would replace its "
-            "best weights; train into another folder"
+            "trial of afterdrop tune does: it cannot be continued, and restarting it would replace "
+            "its best weights; train into another folder"
         )
 
 
 def _last(folder: RunFolder, ranks: Ranks) -> Checkpoint | None:
-    """The checkpoint to resume from, which rank 0 reads for all."""
+    """The checkpoint to resume from, read by rank 0 for all ranks."""
     read: list[Checkpoint] = []
 
     def facts() -> dict[str, Any] | None:
@@ -209,8 +211,8 @@ def _train(
     watch: Watch | None,
 ) -> TrainResult:
     schedule = trainer.config.schedule
-    spoken = track and trainer.ranks.first
-    tracker = Tracker(folder.tensorboard, trainer.step) if spoken else None
+    writes = track and trainer.ranks.first
+    tracker = Tracker(folder.tensorboard, trainer.step) if writes else None
     total = schedule.intervals * schedule.steps_per_interval
     bar = Progress(total, trainer.step, trainer.task.unit, shown=progress)
     message = ""
@@ -228,7 +230,7 @@ def _train(
 
 
 def _result(folder: RunFolder, reason: str | None, ranks: Ranks) -> TrainResult:
-    """What the folder says, with the reason why a run is not finished; told by rank 0."""
+    """The result according to the folder, as rank 0 reads it, with the reason for stopping."""
     return TrainResult(folder.path, **ranks.from_rank0(lambda: _ending(folder, reason)))
 
 

@@ -1,4 +1,4 @@
-"""Recipes as TOML text, which `load` reads back."""
+"""Writes recipes as TOML text, which `load` reads back."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from afterdrop.recipes import Recipe
+from afterdrop.recipes.recipe import Recipe
 from afterdrop.train.checks import ConfigError
 
 
 def to_toml(recipe: Recipe) -> str:
-    """The text of a recipe's file. Settings that are None are left out, as None is their default.
+    """The TOML text of a recipe; settings that are None are omitted, because None is the default.
 
     Example:
         >>> from afterdrop import recipes

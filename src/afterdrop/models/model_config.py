@@ -1,4 +1,4 @@
-"""The configuration of a language model: plain values only, checked where it is made."""
+"""The configuration of a language model: plain values, validated on construction."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ SITES = ("input", "inter_layer", "state", "update", "output", "projection")
 class LanguageModelConfig:
     """A recurrent language model.
 
-    Rates are probabilities of dropping; each site has a `_sharing`: `"step"` for a fresh mask at
-    each time step, `"sequence"` for one a window. None means "same as", see `resolved`.
+    Rates are probabilities of dropping. Each site has a `_sharing`: `"step"` for a new mask at
+    each time step, `"sequence"` for one per window. For None see `resolved`.
 
     Attributes:
         vocabulary: V, the number of token types.
@@ -46,10 +46,10 @@ class LanguageModelConfig:
         update_dropout: Rate on the cell's candidate.
         output_dropout: Rate on the stack's output.
         projection_dropout: Rate on the projected output; None is that of the output.
-        embedding_dropout: Rate on whole rows of the embedding table, one mask a window for all
-            rows of the batch.
-        embedding_rows: Where that mask acts: `"input"`, or `"input_and_softmax"` (tied only, as
-            lamb does), where the masked table is also the softmax's.
+        embedding_dropout: Rate on whole rows of the embedding table, with one mask per window for
+            all rows of the batch.
+        embedding_rows: Where that mask acts: on the `"input"`, or on `"input_and_softmax"` (tied
+            tables only, as in lamb), where the softmax uses the masked table too.
         input_sharing: Masks of the input.
         inter_layer_sharing: Masks between layers; None is as the input's.
         state_sharing: Masks of the state; `"step"` is the paper's non-shared variant.
@@ -89,7 +89,7 @@ class LanguageModelConfig:
     def __post_init__(self) -> None:
         check_size("vocabulary", self.vocabulary)
         check_sizes("hidden_sizes", self.hidden_sizes)
-        # JSON and TOML bring lists; a tuple keeps the configuration hashable.
+        # JSON and TOML give lists; a tuple keeps the configuration hashable.
         object.__setattr__(self, "hidden_sizes", tuple(self.hidden_sizes))
         if self.embedding_size is not None:
             check_size("embedding_size", self.embedding_size)
@@ -99,7 +99,7 @@ class LanguageModelConfig:
         check_choice("input_gate", self.input_gate, INPUT_GATES)
         check_stacking(self.stacking, self.hidden_sizes)
         check_rate("embedding_dropout", self.embedding_dropout)
-        # Untied, the softmax has a table of its own, whose rows are not those of the input.
+        # An untied softmax has its own table, whose rows are not those of the input.
         rows = EMBEDDING_ROWS if self.tied else ("input",)
         check_choice("embedding_rows", self.embedding_rows, rows)
         optional = ("inter_layer", "projection")
@@ -111,7 +111,7 @@ class LanguageModelConfig:
                 check_choice(f"{site}_sharing", sharing, SHARINGS)
 
     def resolved(self) -> LanguageModelConfig:
-        """The same configuration with every None replaced by what it stands for.
+        """The same configuration with every None replaced by the value that it stands for.
 
         Example:
             >>> LanguageModelConfig(9, (4,), output_dropout=0.5).resolved().projection_dropout

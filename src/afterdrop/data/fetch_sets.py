@@ -1,27 +1,27 @@
-"""Downloads published sets on request. Nothing else in afterdrop opens a connection."""
+"""Downloads published sets on request. Nothing else in afterdrop opens a network connection."""
 
 import io
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from afterdrop.data.data_files import Expected, data_folder, decompress, find_file, read_content
 from afterdrop.data.download import Patience, download
 from afterdrop.data.images import MNIST_FILES
 from afterdrop.data.named import ENWIK8, WIKITEXT_2
-from afterdrop.data.source import Expected, data_folder, decompress, find_file, read_content
 from afterdrop.errors import DataError, FileError
 from afterdrop.files import write_atomic
 
 
 @dataclass(frozen=True)
 class Download:
-    """One file at public addresses.
+    """A file and its public addresses.
 
     Attributes:
-        file: Its name, there and at a mirror.
+        file: Its name, at these addresses and at a mirror.
         bases: Addresses of the folders that hold it, in order of preference.
-        contents: The files it gives and what each holds uncompressed. A zip archive gives its
-            members of these names; any other file is stored as it is, gz or plain.
+        contents: The files that it contains, and the expected uncompressed content of each. A zip
+            archive contains members of these names; any other file is stored as it is.
     """
 
     file: str
@@ -29,12 +29,12 @@ class Download:
     contents: tuple[tuple[str, Expected], ...]
 
     def urls(self, mirror: str | None) -> list[str]:
-        """Where to try."""
+        """The addresses to try, in order."""
         bases = (mirror,) if mirror else self.bases
         return [f"{base.rstrip('/')}/{self.file}" for base in bases]
 
     def unpack(self, raw: bytes) -> dict[str, bytes]:
-        """The files to store, each checked.
+        """The files to store, after checking them.
 
         Raises:
             FileError: If the download is damaged or not what was published.
@@ -89,7 +89,7 @@ def fetch(
     patience: Patience | None = None,
     progress: bool = True,
 ) -> list[Path]:
-    """Downloads a published set into the data folder; what is there and right is kept.
+    """Downloads a published set into the data folder; correct files that exist are kept.
 
     Args:
         name: `mnist`, `wikitext-2` or `enwik8`.
@@ -102,19 +102,21 @@ def fetch(
         The files of the set.
 
     Raises:
-        DataError: If the set cannot be fetched; says where to get it.
-        FileError: If the download failed, or a file that is already there is damaged.
+        DataError: If the set cannot be fetched; the message says where to get it.
+        FileError: If the download failed, or an existing file is damaged.
 
     Example:
         >>> fetch("builtin:digits", "DIR")
         Traceback (most recent call last):
-        afterdrop.errors.DataError: name='builtin:digits' is none of the sets to fetch: mnist, \
-wikitext-2, enwik8
+        afterdrop.errors.DataError: name='builtin:digits' is not a set that can be fetched; \
+those are mnist, wikitext-2, enwik8
     """
     if name in NOT_FETCHED:
         raise DataError(f"{name} cannot be fetched: {NOT_FETCHED[name]}")
     if name not in DOWNLOADS:
-        raise DataError(f"name={name!r} is none of the sets to fetch: {', '.join(DOWNLOADS)}")
+        raise DataError(
+            f"name={name!r} is not a set that can be fetched; those are {', '.join(DOWNLOADS)}"
+        )
     folder = data_folder(data)
     return [
         path
@@ -147,7 +149,7 @@ def _fetch_one(
 
 
 def _member(raw: bytes, name: str, expected: Expected) -> bytes:
-    """A member of a zip archive, whatever folder it is in; one byte more than expected at most."""
+    """A member of a zip archive in any folder; reads at most one byte more than expected."""
     try:
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
             paths = [path for path in archive.namelist() if path.rpartition("/")[2] == name]

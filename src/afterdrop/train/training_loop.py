@@ -23,25 +23,25 @@ from afterdrop.train.track import Tracker
 from afterdrop.train.trainer import Trainer
 
 Watch = Callable[[Mapping[str, Any]], str | None]
-# Why a run stops early; of what several ranks say, the last in this order counts.
+# Why a run stops early; if ranks have different reasons, the last one in this order counts.
 REASONS = (None, "max_minutes", "SIGINT", "SIGTERM")
-# Steps and seconds between two looks at the loss, which on a GPU wait for it. Ranks only count
-# steps, for they must look, and find a loss that is not finite, at the same one.
-_LOOK_EVERY = 10
-_LOOK_SECONDS = 0.2
-_WRITE_SHARE = 0.03  # of the time may go into checkpoints
-_WRITE_QUICK = 0.5  # seconds; quicker writes are never put off
+# Steps and seconds between two readings of the loss, each of which waits for a GPU. Several ranks
+# count steps only, because all of them must read the loss at the same step.
+_READ_STEPS = 10
+_READ_SECONDS = 0.2
+_WRITE_SHARE = 0.03  # of the time may be spent on writing checkpoints
+_WRITE_QUICK = 0.5  # seconds; faster writes are never postponed
 
 
 class Loop:
-    """Trains until the schedule, the clock or someone says stop.
+    """Trains until the schedule ends, the time is up, or a stop is requested.
 
     Args:
-        trainer: The run's state in memory.
-        folder: Its folder.
-        progress: Its bar.
-        tracker: Its TensorBoard, or None.
-        deadline: The time (of `time.monotonic`) to stop at, or None.
+        trainer: The state of the run.
+        folder: The run folder.
+        progress: The progress bar.
+        tracker: The TensorBoard writer, or None.
+        deadline: The value of `time.monotonic` at which to stop, or None.
         watch: Called with each validation's line of metrics; a reason that it returns stops
             training.
     """
@@ -59,27 +59,27 @@ class Loop:
         self.progress, self.tracker, self.deadline = progress, tracker, deadline
         self.watch = watch
         self._lap, self._lap_steps = time.monotonic(), 0
-        self._looked = 0.0
+        self._read_at = 0.0
         self._best: Checkpoint | None = None  # not written yet
         self._written, self._write_seconds = time.monotonic(), 0.0
 
     def run(self) -> str | None:
-        """Trains; returns None when the run is finished, else why it stopped.
+        """Trains; returns None when the run is finished, otherwise why it stopped.
 
         Raises:
-            FileError: If the disk is full or cannot be written; the last good checkpoint stays.
-            DivergedError: If the loss is not finite; the last good checkpoint stays.
-            RankLost: If another rank is gone; the last good checkpoint stays.
+            FileError: If the disk is full or cannot be written to.
+            DivergedError: If the loss is not finite.
+            RankLost: If another rank has ended. In all cases the last good checkpoint is kept.
         """
         with stop_request() as request:
             try:
                 return self._run(request)
             except FileError as error:
-                raise FileError(f"{error}. {self._how_to_go_on('make room and ')}") from error
+                raise FileError(f"{error}. {self._how_to_resume('make room and ')}") from error
             except DivergedError as error:
-                raise DivergedError(f"{error}. {self._what_is_left()}") from error
+                raise DivergedError(f"{error}. {self._what_is_kept()}") from error
             except RankLost as error:
-                raise RankLost(f"{error}. {self._how_to_go_on()}") from error
+                raise RankLost(f"{error}. {self._how_to_resume()}") from error
 
     def _run(self, request: StopRequest) -> str | None:
         while self.trainer.schedule.stopped is None:
@@ -99,22 +99,22 @@ class Loop:
         self.trainer.train_step()
         self._lap_steps += 1
         self.progress.step()
-        if self.trainer.interval_steps % _LOOK_EVERY == 0 and self._look_due():
+        if self.trainer.interval_steps % _READ_STEPS == 0 and self._read_due():
             loss = self.trainer.mean_loss()
             if loss is not None:
                 self.progress.training(loss, self._speed())
 
-    def _look_due(self) -> bool:
+    def _read_due(self) -> bool:
         now = time.monotonic()
-        if self.trainer.ranks.count == 1 and now < self._looked + _LOOK_SECONDS:
+        if self.trainer.ranks.count == 1 and now < self._read_at + _READ_SECONDS:
             return False
-        self._looked = now
+        self._read_at = now
         return True
 
     def _validate(self, stop: Callable[[], bool]) -> str | None:
-        """Validates and saves; returns why to stop here, if the watch says so."""
+        """Validates and saves; returns the reason to stop here if the watch gives one."""
         speed = self._speed()
-        self.trainer.mean_loss()  # diverged weights need no validation
+        self.trainer.mean_loss()  # raises if training has diverged
         found = self.trainer.validate(stop)
         if found is None:
             return None
@@ -129,7 +129,7 @@ class Loop:
         if self._write_due():
             self._write()
         elif self.trainer.schedule.is_best and self._best is not None:
-            self._best = self._best.copy()  # the weights go on changing
+            self._best = self._best.copy()  # because the weights will change
         self.progress.validated(found, self.trainer.schedule.best)
         if self.tracker is not None:
             self.tracker.add(line | timed)
@@ -147,12 +147,12 @@ class Loop:
         return reason
 
     def _save(self) -> None:
-        self.trainer.mean_loss()  # refuses to save what has diverged
+        self.trainer.mean_loss()  # raises instead of saving diverged weights
         self._count_time()
         self._write()
 
     def _write_due(self) -> bool:
-        """Whether to write now, as the first rank says; a run that is over always is."""
+        """Whether to write a checkpoint now, decided by rank 0; always at the end of a run."""
         if self.trainer.schedule.stopped is not None:
             return True
         due = self._write_seconds <= _WRITE_QUICK
@@ -161,7 +161,7 @@ class Loop:
 
     def _write(self) -> None:
         start = time.monotonic()
-        captured = self.trainer.capture()  # all ranks have a part in it
+        captured = self.trainer.capture()  # all ranks take part in it
         if self.trainer.ranks.first:
             if self._best is not None:
                 write_checkpoint(self.folder.best, self._best)
@@ -180,7 +180,7 @@ class Loop:
         self.trainer.seconds += now - self._lap
         self._lap, self._lap_steps = now, 0
 
-    def _what_is_left(self) -> str:
+    def _what_is_kept(self) -> str:
         if not self.trainer.ranks.first:  # the folder may be on another host
             return f"Finished intervals are in {self.folder.path}."
         if not self.folder.last.exists():
@@ -188,8 +188,8 @@ class Loop:
         facts = read_facts(self.folder.last)
         return f"The last good checkpoint is {self.folder.last} (step {facts['step']})."
 
-    def _how_to_go_on(self, first: str = "") -> str:
+    def _how_to_resume(self, first: str = "") -> str:
         return (
-            f"{self._what_is_left()} To go on, {first}give the same command again: "
+            f"{self._what_is_kept()} To go on, {first}give the same command again: "
             "it resumes from there."
         )

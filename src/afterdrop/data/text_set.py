@@ -8,8 +8,8 @@ from typing import Literal
 
 from torch import Tensor
 
+from afterdrop.data.data_files import read_content, require_file
 from afterdrop.data.encoding import EOS, Level, tokenize
-from afterdrop.data.source import read_content, require_file
 from afterdrop.data.vocabulary import UNKNOWN, Vocabulary
 from afterdrop.errors import DataError
 
@@ -22,16 +22,16 @@ class TextSet:
     r"""A corpus in three splits.
 
     Attributes:
-        name: What `load` was asked for, with the Python version where the text depends on it.
-        level: How its files are cut into tokens: `word`, `char` or `byte`.
-        unit: What a token is, hence how a cross-entropy is presented: `word` as perplexity,
-            `char` and `byte` as bits. Differs from `level` for `ptb-char`, whose files hold
-            characters separated by spaces.
-        vocabulary: Built from the training split alone.
+        name: The name given to `load`, with the Python version if the text depends on it.
+        level: How its files are split into tokens: `word`, `char` or `byte`.
+        unit: What a token is, which decides how a cross entropy is shown: as perplexity for
+            `word`, as bits for `char` and `byte`. It differs from `level` for `ptb-char`, whose
+            files contain characters separated by spaces.
+        vocabulary: Built from the training split only.
         train: Token numbers of the training split, 1-d int32, every line ended by `eos`.
-        valid: Likewise of the validation split.
-        test: Likewise of the test split.
-        checksums: SHA-256 of each split's text, to tell later whether it is still the same.
+        valid: The same for the validation split.
+        test: The same for the test split.
+        checksums: SHA-256 of each split's text, to verify later that it has not changed.
 
     Example:
         >>> text = build_text_set("toy", {"train": b"a b\n", "valid": b"b\n", "test": b"a\n"})
@@ -50,7 +50,7 @@ class TextSet:
 
     @property
     def has_lines(self) -> bool:
-        """Whether stripes start at lines; bytes are one unbroken stream."""
+        """Whether stripes start at lines; bytes are one continuous stream."""
         return self.level != "byte"
 
     def split(self, name: str) -> Tensor:
@@ -75,21 +75,21 @@ def build_text_set(
     unknown: str | None = None,
     sources: Mapping[Split, str] | None = None,
 ) -> TextSet:
-    """Makes a text set from the contents of its three files.
+    """Builds a text set from the contents of its three files.
 
     Args:
         name: Its name.
         contents: The text of each split.
-        level: How to cut it into tokens.
+        level: How to split it into tokens.
         unit: What a token is; None is `level`.
         min_count: Tokens rarer than this in training become `<unk>`.
         unknown: The unknown token; None is `<unk>` if `min_count` makes one or the training text
             contains it, else no unknown token.
-        sources: What each split was read from, for error messages.
+        sources: The file of each split, for error messages.
 
     Raises:
-        DataError: If a split cannot be read as text, or has tokens that training has not and
-            there is no unknown token.
+        DataError: If a split is not text, or has tokens that do not occur in training and there
+            is no unknown token.
     """
     sources = sources or {split: f"{name} ({split})" for split in SPLITS}
     tokens = {split: tokenize(contents[split], level, sources[split]) for split in SPLITS}
