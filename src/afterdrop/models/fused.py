@@ -1,7 +1,7 @@
-"""A language model as the kernels see it: padded 16-bit copies, and passes over equal windows.
+"""A language model for the kernels: padded 16-bit copies of its weights, and passes over windows.
 
-Letters: L layers, time steps, B rows, R = time · B places in that order, H units, E of the
-embedding, V token types; a plus marks a padded size.
+Letters: L layers, `time` steps, B rows, R = time · B in that order, H hidden units, E units of the
+embedding, V classes; a plus marks a padded size.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from afterdrop.models.language_model import LanguageModel
 from afterdrop.models.layer import LSTMLayer
 from afterdrop.transfer import upload
 
-_ALIGN = 8  # classes are padded to a multiple, or the products with the table are misaligned
+_ALIGN = 8  # classes are padded to a multiple of it: 16 bytes of float16, which products need
 
 
 _SHARINGS = ("step", "sequence")
@@ -61,17 +61,17 @@ def why_not_fused(config: LanguageModelConfig) -> str | None:
 
 
 def lstm_layers(model: LanguageModel) -> list[LSTMLayer]:
-    """The layers of a model's stack."""
+    """The LSTM layers of a model's stack."""
     return [layer for layer in model.stack.layers if isinstance(layer, LSTMLayer)]
 
 
 class Copies:
-    """Padded copies of a model's weights in the type of the products.
+    """Padded copies of a model's weights in the dtype of the products.
 
     Args:
         model: The model.
-        dtype: Of the stack: float16 or bfloat16; float32 where nothing may be rounded. The tables
-            are float16 rather than bfloat16: then logits, of which there are many, can be, too.
+        dtype: The dtype of the stack: float16 or bfloat16, or float32 for tests without rounding.
+            The tables are float16 where the stack is bfloat16, so that logits are finer.
     """
 
     def __init__(self, model: LanguageModel, dtype: torch.dtype) -> None:
@@ -92,7 +92,7 @@ class Copies:
         )
 
     def shape(self, rows: int, time: int) -> StackShape:
-        """The shape of the stack for windows of a size."""
+        """The shape of the stack for windows of `rows` × `time` tokens."""
         config = self.config
         assert config.embedding_size is not None
         return StackShape(
@@ -107,7 +107,7 @@ class Copies:
 
     @torch.no_grad()
     def pack(self) -> None:
-        """Copies the model's weights as they are now."""
+        """Copies the current weights of the model."""
         model = self.model
         self.stack.pack([(y.weight_x, y.weight_h, y.bias) for y in lstm_layers(model)])
         _copy(self.embedding, model.embedding)
@@ -117,26 +117,26 @@ class Copies:
             _copy(self.projection, model.projection)
 
     def features(self, y_RH: Tensor) -> Tensor:
-        """What enters the softmax [R, E₊] of the output [R, H₊], without dropout."""
+        """Features [R, E₊] that enter the softmax, from the output [R, H₊], without dropout."""
         y_RH = y_RH.to(self.softmax.dtype)
         return (
             y_RH if self.projection is None else product(y_RH, self.projection.t()).to(y_RH.dtype)
         )
 
     def logits(self, features_RE: Tensor) -> Tensor:
-        """Logits [R, V₊] float32 without the bias; columns from V on mean nothing."""
+        """Logits [R, V₊] float32 without the bias; columns from V on are padding."""
         return product(features_RE, self.softmax.t())
 
 
 class DeterministicPass:
-    """Windows through a model without dropout, state carried from one to the next.
+    """Runs windows through a model without dropout and carries the state from one to the next.
 
     Args:
         copies: The weights.
         rows: B.
-        time: Steps a window.
-        recorded: Whether a pass is recorded to be replayed, which stops all else once and pays
-            where many passes follow each other.
+        time: Steps per window.
+        recorded: Whether to record the pass as a CUDA graph, which synchronises the device once and
+            pays off over many passes.
     """
 
     def __init__(
@@ -154,12 +154,12 @@ class DeterministicPass:
         self._replay = Replay(device) if recorded else None
 
     def reset(self) -> None:
-        """Forgets the state."""
+        """Sets the state to zero."""
         self.stack.last.zero_()
         self.stack.c.zero_()
 
     def begin(self, state: tuple[tuple[Tensor, Tensor], ...]) -> None:
-        """Starts from a state (h, c) of each layer, each [n, H] with n ≤ B; other rows from 0."""
+        """Starts from a state (h, c) per layer, each [n, H] with n ≤ B; other rows start from 0."""
         self.reset()
         H = self.copies.config.hidden_sizes[0]
         for layer, (h, c) in enumerate(state):
@@ -168,7 +168,7 @@ class DeterministicPass:
 
     @property
     def state(self) -> tuple[tuple[Tensor, Tensor], ...]:
-        """The carried (h, c) of each layer, each [B, H], as a model takes it; copies."""
+        """Copies of the carried (h, c) of each layer, each [B, H], as a model takes them."""
         H = self.copies.config.hidden_sizes[0]
         after = zip(self.stack.last[..., :H].clone(), self.stack.c[:, -1, :, :H].clone())
         return tuple(after)
