@@ -24,7 +24,8 @@ OF_SAMPLES = ("chosen", "entropies")  # results per sample: log p of the target,
 _POWERS = 6  # sums per class: the alphas, and the power 2
 _LSE = {"BLOCK": 1024, "GROUP": 8, "num_warps": 2}  # of a program per row
 _SUMS = {"BLOCK": 512, "num_warps": 2}  # of a program per part of the classes
-_NODES = {"TILE": 64, "num_warps": 2, "maxnreg": 112}  # of a program that sums over classes
+# Of a program that sums over classes; fewer registers let more programs share a multiprocessor.
+_NODES = {"TILE": 64, "num_warps": 2, "maxnreg": 112}
 
 
 def width(classes: int) -> int:
