@@ -137,7 +137,7 @@ class FamilyLogits:
     ) -> None:
         self.table, self.classes, self.samples, self.group = table, classes, samples, group
         self.programs, memory = processors(table.device)
-        self.sizes = sizes(table.element_size(), memory)
+        self.sizes = program_sizes(table.element_size(), memory)
         rows, self.tiles = targets * samples, -(-len(table) // self.sizes["BLOCK_V"])
         self._logits = table.new_empty(rows, len(table))
         self._statistics = torch.empty(2 * self.tiles * rows, device=table.device)
@@ -186,7 +186,7 @@ class FamilyLogits:
         return logits
 
 
-def sizes(bytes_each: int, memory: int) -> dict[str, int]:
+def program_sizes(bytes_each: int, memory: int) -> dict[str, int]:
     """Sizes of programs whose operands and logits fit into shared memory.
 
     Args:
@@ -194,7 +194,7 @@ def sizes(bytes_each: int, memory: int) -> dict[str, int]:
         memory: Bytes of shared memory per program; 0 in the interpreter.
 
     Example:
-        >>> [sizes(each, memory)["num_stages"] for each, memory in ((2, 232448), (2, 101376))]
+        >>> [program_sizes(2, memory)["num_stages"] for memory in (232448, 101376)]
         [6, 3]
     """
     for found in _SIZES:
