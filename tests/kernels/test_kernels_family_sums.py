@@ -10,11 +10,15 @@ import math
 import kernel_device
 import pytest
 import torch
-from afterdrop.evaluation.accumulators import MeanTemper, at_targets, cross_entropies
+from afterdrop.evaluation.likelihoods.categorical_sums import (
+    MeanTemper,
+    at_targets,
+    cross_entropies,
+)
 
 from afterdrop.family.partition_ladder import HALVES_EVERY, PartitionLadder
 from afterdrop.family.power_mean import log_power_mean
-from afterdrop.family.temperature import Nodes
+from afterdrop.family.temperature import Nodes, partitions
 from afterdrop.kernels.family_sums import ALPHAS, LOWEST_MEAN_LOG_P, OF_SAMPLES, FamilySums
 
 pytestmark = kernel_device.quiet
@@ -46,7 +50,7 @@ def both(alphas, N, K, V, device, dtype=torch.float32, scale=3, ladder=LADDER):
         rows = logits[chunk.start * K : chunk.stop * K].to(device)
         add(sums, rows, targets[chunk].to(device), found, chunk.start, N)
     sums.finish(N, found)
-    plain = MeanTemper(alphas, targets, ladder.nodes, 2)
+    plain = MeanTemper(alphas, targets, ladder.nodes, 2, partitions)
     for half in lp.chunk(2):
         plain.add(half)
         plain.end_block()
@@ -84,7 +88,7 @@ def test_every_result_matches_the_plain_accumulator(alphas, N, K, V, scale, devi
             means = log_power_mean(part, alpha)[0]
             below = found["peak"][1 + half, a] - at_targets(means, targets)
             xe = found["G_half"][half, a] + ROUGH.unsqueeze(1) * below
-            assert_close(xe, cross_entropies(means, targets, ROUGH), **nearly)
+            assert_close(xe, cross_entropies(means, targets, ROUGH, partitions), **nearly)
 
 
 def test_lower_temperatures_are_summed_without_a_lift_in_the_exponent(device):

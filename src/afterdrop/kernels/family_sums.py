@@ -1,4 +1,4 @@
-"""From logits of mask samples to the results that `evaluation.accumulators` computes.
+"""From logits of mask samples to what `evaluation.likelihoods.categorical_sums` computes.
 
 Letters: N targets, M multipliers, K samples in two halves (S of a chunk), V classes, A alphas,
 P powers of the partition ladder, b = 1/T.
@@ -39,7 +39,7 @@ def width(classes: int) -> int:
 
 
 class FamilySums:
-    """Turns logits of targets into what `evaluation.accumulators.distribution` gives.
+    """Turns logits of targets into what `categorical_sums.distribution` gives.
 
     Args:
         alphas: The alphas of the grid, all in `ALPHAS`.

@@ -1,7 +1,7 @@
 """Masks of any site, and dropout with them, in one kernel each.
 
-The fast forms of `masks.row_masks.draw_row_mask` and `RowMask.drop`, which give the same bits, and of
-`RowMask.attention`. Dropout reads its tensor and writes the result; its mask stays in registers.
+The fast forms of `masks.row_masks.draw_row_mask` and `RowMask.drop`, which give the same bits, and
+of `RowMask.attention`. Dropout reads its tensor and writes the result; its mask stays in registers.
 
 Letters as in `mask_kernels`: M multipliers, S samples, B examples, U units of an example.
 """
