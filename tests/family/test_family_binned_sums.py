@@ -1,4 +1,4 @@
-"""Sums over many classes in bins, against float64."""
+"""Binned sums over many classes against float64."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def spread(kind, classes=5000):
     generator = torch.Generator().manual_seed(0)
     if kind == "normal":
         logits = torch.randn(4, classes, generator=generator) * 3
-    elif kind == "equal":  # all but one class at the very edge of a bin
+    elif kind == "equal":  # all classes but one at the edge of a bin
         logits = torch.zeros(4, classes)
         logits[:, 0] = torch.tensor([1.0, 2.0, 8.0 - 1e-6, 8.0])
     elif kind == "narrow":
@@ -29,14 +29,14 @@ def spread(kind, classes=5000):
 
 
 @pytest.mark.parametrize("kind", ["normal", "equal", "narrow", "wide"])
-def test_sums_are_those_of_float64(kind):
+def test_sums_match_float64(kind):
     below = spread(kind)
     found = BinnedSums(INVERSE, below).sums(below)
     torch.testing.assert_close(found.double().log(), exact(below).log(), rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("kind", ["normal", "equal", "narrow", "wide"])
-def test_in_float64_only_the_bins_err(kind):
+def test_the_error_of_the_bins_alone_is_below_1e_6(kind):
     below = spread(kind).double()
     found = BinnedSums(INVERSE, below).sums(below)
     torch.testing.assert_close(found.log(), exact(below).log(), rtol=0, atol=1e-6)
@@ -51,7 +51,7 @@ def test_classes_of_probability_zero_add_nothing():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_exponentials_are_as_exact_as_their_argument(dtype):
+def test_exponentials_are_as_accurate_as_their_argument(dtype):
     x = torch.linspace(-80, 80, 1001, dtype=dtype)
     near = 160 * torch.finfo(dtype).eps
     torch.testing.assert_close(

@@ -1,4 +1,4 @@
-"""Risk against coverage, by its definition: refuse whatever lies below a confidence."""
+"""Risk against coverage, by its definition: reject predictions below a confidence."""
 
 import torch
 from hypothesis import given, settings
@@ -13,7 +13,7 @@ predictions = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(predictions)
-def test_it_is_the_share_of_errors_among_those_at_or_above_each_confidence(pairs):
+def test_risk_is_the_share_of_errors_at_or_above_each_confidence(pairs):
     confidence = torch.tensor([c for c, _ in pairs])
     correct = torch.tensor([right for _, right in pairs])
     coverage, risk = risk_coverage(confidence, correct)

@@ -28,14 +28,14 @@ def values(n=60, k=10, seed=0):
 CLUSTERS = torch.arange(60) // 4
 
 
-def test_cluster_sums_by_a_loop():
+def test_cluster_sums_match_a_loop():
     v = values().halves
     expected = torch.stack([v[:, c == CLUSTERS].sum(1) for c in range(15)], 1)
     torch.testing.assert_close(cluster_sums(v, CLUSTERS), expected)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_clustered_error_is_that_of_the_sandwich(seed):
+def test_clustered_error_is_the_sandwich_estimator(seed):
     v = values(seed=seed).whole
     clusters = torch.randint(9, (60,), generator=torch.Generator().manual_seed(seed))
     clusters = clusters.unique(return_inverse=True)[1]
@@ -43,12 +43,12 @@ def test_clustered_error_is_that_of_the_sandwich(seed):
     assert clustered_error(v, clusters) == pytest.approx(expected)
 
 
-def test_without_clusters_it_is_the_usual_standard_error():
+def test_without_clusters_the_error_is_the_usual_standard_error():
     v = values().whole
     assert clustered_error(v, torch.arange(60)) == pytest.approx(v.std().item() / 60**0.5)
 
 
-def test_clustered_error_covers_under_simulation():
+def test_clustered_error_matches_the_spread_of_simulated_means():
     g = torch.Generator().manual_seed(0)
     common = torch.randn(2000, 20, 1, generator=g, dtype=torch.float64)
     draws = (common + 0.5 * torch.randn(2000, 20, 5, generator=g, dtype=torch.float64)).flatten(1)
@@ -57,7 +57,7 @@ def test_clustered_error_covers_under_simulation():
     assert np.mean(errors**2) == pytest.approx(draws.mean(1).var().item(), rel=0.1)
 
 
-def test_mask_error_by_brute_force():
+def test_mask_error_matches_a_loop():
     v = values()
     d = (v.halves[0] - v.halves[1]).numpy()
     sums = np.array([d[CLUSTERS.numpy() == c].sum() for c in range(15)])
@@ -67,7 +67,7 @@ def test_mask_error_by_brute_force():
     assert math.isnan(mc_error(Values(v.whole, None, 1), CLUSTERS, shared=False))
 
 
-def test_both_errors_together_are_the_total_spread():
+def test_both_errors_add_up_to_the_total_spread():
     v = values()
     e = estimate(v, CLUSTERS, shared=False)
     assert e.error == pytest.approx(clustered_error(v.whole, CLUSTERS))
@@ -76,7 +76,7 @@ def test_both_errors_together_are_the_total_spread():
     assert shared.error == pytest.approx(math.hypot(shared.mc_error, shared.data_error))
 
 
-def test_corrected_and_at_agree_with_the_formulas():
+def test_corrected_and_at_follow_the_formulas():
     v = values()
     e = estimate(v, CLUSTERS, shared=False)
     half = v.halves.mean().item()
@@ -104,7 +104,7 @@ def test_differences_are_paired():
 
 
 @pytest.mark.parametrize("k", [4, 10, 100, math.inf])
-def test_a_difference_at_k_has_the_same_limit_and_the_same_forecasts(k):
+def test_a_difference_at_k_has_the_same_limit_and_extrapolation(k):
     a, b = values(seed=0), values(seed=1)
     plain = estimate(a.minus(b), CLUSTERS, shared=False)
     at = estimate(a.minus(b, k), CLUSTERS, shared=False)
@@ -114,7 +114,7 @@ def test_a_difference_at_k_has_the_same_limit_and_the_same_forecasts(k):
         assert at.at(20) == pytest.approx(plain.at(20))
 
 
-def test_one_sample_has_no_known_mask_error_in_differences_either():
+def test_the_mask_error_of_one_sample_is_unknown_in_differences_too():
     one, det = Values(values().whole, None, 1), Values(values(seed=1).whole, None, 0)
     assert math.isnan(mc_error(one.minus(det), CLUSTERS, shared=False))
     assert math.isnan(mc_error(det.minus(one), CLUSTERS, shared=False))
@@ -126,7 +126,7 @@ def test_a_single_example_has_no_data_error():
 
 
 @pytest.mark.parametrize("k", [0, -1, math.nan])
-def test_forecasts_for_no_samples_are_refused(k):
+def test_a_number_of_samples_that_is_not_positive_is_refused(k):
     e = Estimate(1.0, 0.9, 0.1, 0.1, 10)
     with pytest.raises(MemberError, match="k="):
         e.at(k)
@@ -134,7 +134,7 @@ def test_forecasts_for_no_samples_are_refused(k):
 
 @pytest.mark.parametrize("bins", [1, 2, 10, 15, 40])
 @pytest.mark.parametrize("seed", range(3))
-def test_calibration_error_restated(bins, seed):
+def test_calibration_error_matches_a_loop(bins, seed):
     g = torch.Generator().manual_seed(seed)
     confidence = torch.rand(103, generator=g, dtype=torch.float64)
     correct = torch.rand(103, generator=g) < 0.6
@@ -147,30 +147,30 @@ def test_calibration_error_restated(bins, seed):
         assert (share * accuracy).sum().item() == pytest.approx(correct.double().mean().item())
 
 
-def test_equal_mass_bins_are_of_equal_mass():
+def test_equal_mass_bins_have_equal_mass():
     share, _, _ = calibration_bins(torch.rand(100) ** 4, torch.ones(100).bool(), 10, "mass")
     torch.testing.assert_close(share, torch.full((10,), 0.1, dtype=torch.float64))
 
 
-def test_certain_and_impossible_confidences_fall_into_the_outer_bins():
+def test_confidences_of_0_and_1_fall_into_the_outer_bins():
     share, _, _ = calibration_bins(torch.tensor([0.0, 1.0]), torch.tensor([False, True]), 5)
     assert share.tolist() == [0.5, 0, 0, 0, 0.5]
 
 
-def test_bad_bins_are_refused():
+def test_invalid_bins_are_refused():
     with pytest.raises(MemberError, match="num_bins=0"):
         calibration_error(torch.rand(3), torch.ones(3).bool(), 0)
     with pytest.raises(MemberError, match="binning='depth'"):
         calibration_error(torch.rand(3), torch.ones(3).bool(), 3, "depth")
 
 
-def test_what_is_infinite_stays_so_at_any_number_of_samples():
+def test_infinite_values_stay_infinite_at_any_number_of_samples():
     whole = torch.tensor([1.0, math.inf, 2.0], dtype=torch.float64)
     halves = torch.tensor([[1.1, math.inf, math.inf], [1.3, math.inf, 2.5]], dtype=torch.float64)
     values = Values(whole, halves, 10)
     assert values.at(10).tolist() == [1.0, math.inf, 2.0]
     torch.testing.assert_close(values.at(5)[0].item(), 1.2)
-    assert values.at(5)[1:].tolist() == [math.inf, math.inf]  # a half calls the last impossible
+    assert values.at(5)[1:].tolist() == [math.inf, math.inf]  # in one half the last is impossible
     torch.testing.assert_close(values.at(math.inf)[0].item(), 0.8)
     assert values.at(math.inf)[1:].tolist() == [math.inf, 2.0]
     found = estimate(values, torch.arange(3), shared=False)

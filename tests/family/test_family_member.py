@@ -29,12 +29,12 @@ def test_temper_is_one_of_two():
         ad.Member(multiplier=0, temper="both")
 
 
-def test_errors_are_the_builtins_that_a_caller_expects():
+def test_errors_derive_from_the_matching_builtins():
     assert issubclass(MemberError, ValueError) and issubclass(MemberError, ad.AfterdropError)
     assert issubclass(FileError, OSError)
 
 
-def test_everything_at_multiplier_zero_is_the_deterministic_member():
+def test_every_member_at_multiplier_zero_is_the_deterministic_one():
     for alpha in (0, 0.5, 1):
         assert ad.Member(alpha, 0) == ad.DET
         assert ad.Member(alpha, 0, 2.0, "sample") == ad.DET.at_temperature(2)
@@ -49,7 +49,7 @@ def test_members_are_frozen_and_hashable():
     assert len({ad.AMC, ad.Member(1, 1), ad.GMC}) == 2
 
 
-def test_numpy_numbers_are_numbers():
+def test_numpy_numbers_are_accepted():
     assert ad.Member(np.float64(0.5), np.float64(1)) == ad.Member(0.5, 1)
     assert ad.Member(np.float32(0.5), np.int64(1)) == ad.Member(0.5, 1)
 
@@ -78,12 +78,12 @@ def test_grids_sort_and_contain_the_deterministic_member_once():
         {"alphas": (None,)},
     ],
 )
-def test_grids_that_make_no_sense_are_refused_by_name(options):
+def test_invalid_grids_are_refused_by_name(options):
     with pytest.raises(MemberError, match=next(iter(options)).rstrip("s")):
         ad.Grid(**options)
 
 
-def test_members_print_well():
+def test_members_print_their_mean_and_repr_evaluates():
     assert "geometric" in str(ad.GMC) and "arithmetic" in str(ad.AMC)
     assert "deterministic" in str(ad.DET)
     assert eval(repr(ad.Member(0.25, 0.5, 1.25, "sample")), {"Member": ad.Member}) == ad.Member(

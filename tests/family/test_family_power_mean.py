@@ -58,13 +58,13 @@ def test_half_precision_is_averaged_in_float32():
 
 @pytest.mark.parametrize("dim", [0, 1, 2, -1, -2])
 @pytest.mark.parametrize("alpha", [0, 0.05, 0.5, 1])
-def test_any_dimension(dim, alpha):
+def test_any_dimension_can_hold_the_samples(dim, alpha):
     lp = samples()
     got = ad.log_power_mean(torch.from_numpy(lp), alpha, dim=dim)
     np.testing.assert_allclose(got.numpy(), oracle(np.moveaxis(lp, dim, 0), alpha), rtol=1e-10)
 
 
-def test_continuous_at_zero():
+def test_the_mean_is_continuous_at_alpha_zero():
     lp = torch.from_numpy(samples(scale=10.0)).float()
     zero = ad.log_power_mean(lp, 0)
     for alpha in (1e-4, 1e-6, 1e-8, 1e-10, 1e-12):
@@ -76,7 +76,7 @@ def test_continuous_at_zero():
 
 @pytest.mark.parametrize("alpha", [1e-20, 1e-37, 1e-45, 1e-300, 5e-324])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_powers_too_small_to_matter_are_the_geometric_mean(alpha, dtype):
+def test_tiny_powers_give_the_geometric_mean(alpha, dtype):
     lp = torch.from_numpy(samples()).to(dtype)
     sums = PowerSums((alpha,))
     sums.add(lp)
@@ -85,14 +85,14 @@ def test_powers_too_small_to_matter_are_the_geometric_mean(alpha, dtype):
     torch.testing.assert_close(sums.log_mean(alpha), zero, rtol=0, atol=1e-4)
 
 
-def test_continuous_where_the_two_forms_meet():
+def test_the_mean_is_continuous_where_the_two_forms_meet():
     lp = torch.from_numpy(samples(scale=100.0)).float()
     below, above = (ad.log_power_mean(lp, SMALL_ALPHA * f) for f in (1 - 1e-6, 1 + 1e-6))
     torch.testing.assert_close(below, above, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("alpha", ALPHAS)
-def test_classes_of_probability_zero(alpha):
+def test_classes_of_probability_zero_are_not_nan(alpha):
     lp = samples().astype(np.float32)
     lp[:, 0, 1] = -np.inf  # never possible
     lp[3, 1, 2] = -np.inf  # impossible in one sample
@@ -112,7 +112,7 @@ def test_classes_of_probability_zero(alpha):
             assert result[1, 2] < -0.04 / alpha
 
 
-def test_merge_of_states_that_saw_only_zero_probabilities():
+def test_states_with_only_zero_probabilities_can_be_merged():
     lp = torch.full((4, 2), -torch.inf)
     a, b = PowerSums((0.05, 0.5, 1.0)), PowerSums((0.05, 0.5, 1.0))
     a.add(lp)
@@ -133,7 +133,7 @@ splits = st.lists(st.integers(1, 6), min_size=1, max_size=5)
 
 @settings(max_examples=60, deadline=None)
 @given(splits, st.integers(0, 2**31), st.floats(0.1, 200), st.booleans())
-def test_any_chunking_and_merging_gives_the_same(sizes, seed, scale, drop):
+def test_chunking_and_merging_do_not_change_the_mean(sizes, seed, scale, drop):
     lp = torch.from_numpy(samples(sum(sizes), (5,), scale, seed)).float()
     if drop:
         lp[0, 0] = -torch.inf
@@ -153,7 +153,7 @@ def test_any_chunking_and_merging_gives_the_same(sizes, seed, scale, drop):
 
 @pytest.mark.parametrize("lowest", [-30.0, -60.0, -200.0, -torch.inf])
 @pytest.mark.parametrize("at", [0, 7, 19])
-def test_plain_sums_give_way_to_sums_relative_to_a_peak(lowest, at):
+def test_sums_become_relative_to_a_peak_when_plain_sums_would_underflow(lowest, at):
     lp = samples(shape=(3, 40, 500)).astype(np.float32)
     lp[at, 1, 33, 7:9] = lowest
     lp[:, 2, 5, 3] = lowest
@@ -194,7 +194,7 @@ def test_adding_does_not_change_the_samples():
 
 
 @pytest.mark.parametrize("alpha", [0, 0.05, 0.5, 1])
-def test_gradients_are_those_of_finite_differences(alpha):
+def test_gradients_match_finite_differences(alpha):
     lp = torch.from_numpy(samples(4, (3,))).requires_grad_()
     assert torch.autograd.gradcheck(lambda x: ad.log_power_mean(x, alpha), (lp,))
 
@@ -206,7 +206,7 @@ def test_powers_outside_their_domain_are_refused(alpha):
 
 
 @pytest.mark.parametrize("alpha", [-1.0, -0.5, -0.01, 1.5, 2.0])
-def test_unbounded_powers_by_name(alpha):
+def test_unbounded_powers_match_the_oracle(alpha):
     lp = samples()
     got = ad.log_power_mean(torch.from_numpy(lp), alpha, bounded=False)
     np.testing.assert_allclose(got.numpy(), oracle(lp, alpha), rtol=1e-9, atol=1e-9)
@@ -221,7 +221,7 @@ def test_unbounded_powers_by_name(alpha):
         (torch.zeros(2, 2).int(), 0),
     ],
 )
-def test_nothing_to_average_is_refused(tensor, dim):
+def test_tensors_without_samples_are_refused(tensor, dim):
     with pytest.raises(DataError, match="log_probs"):
         ad.log_power_mean(tensor, 0.5, dim=dim)
 

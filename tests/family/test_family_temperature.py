@@ -48,7 +48,7 @@ def test_fit_matches_a_float64_optimum(classes, scale, truth):
     by_scipy = best_temperature(
         lambda t: -at(log_softmax(lp32.double().numpy() / t), y).mean(), nodes.low, nodes.high
     )
-    assert got == pytest.approx(by_scipy, rel=2e-4)  # a minimum is flat: scipy's own limit
+    assert got == pytest.approx(by_scipy, rel=2e-4)  # scipy's own limit, since a minimum is flat
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -73,7 +73,7 @@ def test_fit_through_evaluate_matches_the_float64_optimum(seed, scale):
     assert predict(x).shape == x.shape
 
 
-def test_the_fit_is_per_member_and_not_borrowed():
+def test_every_member_has_its_own_fit():
     model, x = mlp(5, 30, 4), torch.randn(200, 5) * 3
     with torch.no_grad():
         model[3].weight.mul_(8)
@@ -81,7 +81,7 @@ def test_the_fit_is_per_member_and_not_borrowed():
     scores = ad.evaluate(model, [(x, y)], grid=ad.Grid((0, 1), (1,)), num_samples=8)
     fits = [scores.fit(m) for m in (ad.DET, ad.GMC, ad.AMC)]
     assert not any(f.at_edge for f in fits)
-    # Before a linear layer, GMC on hypercubes is DET itself; AMC is another model.
+    # Before a linear layer GMC with Latin hypercubes equals DET; AMC is another model.
     assert abs(fits[2].member.temperature - fits[0].member.temperature) > 0.1
     for best in (f.member for f in fits):
         for factor in (0.99, 1.01):
@@ -99,13 +99,13 @@ def test_an_optimum_beyond_the_bracket_is_reported_at_its_edge(truth):
     assert got == pytest.approx(0.5 if truth < 1 else 2.0, rel=1e-6)
 
 
-def test_no_mistakes_at_all_pushes_to_the_lower_edge():
+def test_data_without_mistakes_is_fitted_at_the_lower_edge():
     lp = torch.tensor([[2.0, 0.0], [0.0, 2.0]], dtype=torch.float64).log_softmax(-1)
     got, edge = fit(lp, torch.tensor([0, 1]), Nodes(0.125, 8.0))
     assert edge and got == pytest.approx(0.125)
 
 
-def test_resamples_are_fitted_together_as_alone():
+def test_resamples_fitted_together_match_separate_fits():
     values, targets, alone = [], [], []
     nodes = Nodes(0.25, 4.0)
     for seed in range(4):
@@ -149,12 +149,12 @@ def test_interpolation_is_exact_at_the_nodes_and_for_polynomials():
 @pytest.mark.parametrize(
     "pair", [(0, 1), (1, 1), (2, 1), (-1, 1), (1, math.inf), (math.nan, 1), (0.01, 11)]
 )
-def test_brackets_that_make_no_sense_are_refused(pair):
+def test_invalid_brackets_are_refused(pair):
     with pytest.raises(MemberError, match="temperatures"):
         Nodes(*pair)
 
 
-def test_partitions_with_impossible_classes():
+def test_impossible_classes_add_nothing_to_partitions():
     lp = torch.tensor([[0.5, 0.25, 0.0]]).log()
     G, peak = partitions(lp, torch.tensor([1.0, 2.0]))
     torch.testing.assert_close(
@@ -171,13 +171,13 @@ def test_bracket_follows_the_scale_of_the_logits():
 
 @pytest.mark.parametrize("targets", [16, 256, 4096])
 def test_a_first_batch_without_mistakes_keeps_ordinary_temperatures_inside(targets):
-    # Easy targets (p = 0.7 each): their own optimum is 0, that of the data need not be.
+    # Easy targets (p = 0.7 each) have their optimum at 0; that of the data may be elsewhere.
     lp = torch.tensor([[0.7, 0.3]]).log().expand(targets, 2)
     nodes = bracket(lp, torch.zeros(targets, dtype=torch.long))
     assert nodes.low < 1 < nodes.high
 
 
-def test_bracket_of_nothing_is_the_ordinary_one():
+def test_an_empty_batch_gives_the_default_bracket():
     nodes = bracket(torch.zeros(0, 3), torch.zeros(0, dtype=torch.long))
     assert (nodes.low, nodes.high) == (0.125, 8.0)
 
@@ -203,7 +203,7 @@ def test_interpolated_fit_reports_the_edge():
     assert t.tolist() == pytest.approx([2.0, 0.5]) and edge.all()
 
 
-def test_an_impossible_target_has_no_say_in_the_bracket():
+def test_impossible_targets_do_not_affect_the_bracket():
     logits, y = problem(5, scale=4.0)
     lp, targets = torch.tensor(logits).log_softmax(-1), torch.tensor(y)
     without = bracket(lp, targets)
@@ -216,7 +216,7 @@ def test_an_impossible_target_has_no_say_in_the_bracket():
 
 @pytest.mark.parametrize("scale", [0.4, 40.0])
 @pytest.mark.parametrize("targets", [1, 15])
-def test_few_examples_without_mistakes_say_nothing(scale, targets):
+def test_few_examples_without_mistakes_give_the_default_bracket(scale, targets):
     logits = torch.tensor([[scale, 0.0]]).expand(targets, 2)
     classes = torch.zeros(targets, dtype=torch.int64)
     assert bracket(logits.log_softmax(-1), classes) == Nodes(0.125, 8.0)
@@ -224,7 +224,7 @@ def test_few_examples_without_mistakes_say_nothing(scale, targets):
 
 
 @pytest.mark.parametrize("margin", [2.0, 6.0, 10.0, 14.0])
-def test_where_all_is_right_the_edge_is_told_whatever_rounding_says(margin):
+def test_data_without_mistakes_reports_the_edge_in_spite_of_rounding(margin):
     rng = np.random.default_rng(0)
     logits = torch.tensor(rng.normal(size=(50, 5)), dtype=torch.float32)
     logits[:, 0] = logits.amax(-1) + margin
@@ -236,7 +236,7 @@ def test_where_all_is_right_the_edge_is_told_whatever_rounding_says(margin):
 
 
 class Given(torch.nn.Module):
-    """Logits by number of the example, and dropout of zeros as the only site."""
+    """Given logits per example; its only dropout site drops zeros."""
 
     def __init__(self, logits):
         super().__init__()
@@ -247,7 +247,7 @@ class Given(torch.nn.Module):
         return found + self.dropout(torch.zeros_like(found))
 
 
-def test_impossible_targets_have_no_say_in_the_fit():
+def test_impossible_targets_do_not_affect_the_fit():
     logits, y = problem(5)
     logits, targets = torch.tensor(logits).float(), torch.tensor(y)
     data = [(torch.arange(len(y)), targets)]
@@ -265,7 +265,7 @@ def test_impossible_targets_have_no_say_in_the_fit():
     assert math.isfinite(scores.fit_weighted(ad.DET, everyone)[1].item())
 
 
-def test_the_widest_bracket_is_as_exact_as_it_is_said_to_be():
+def test_the_widest_bracket_gives_xe_within_5e_5():
     torch.manual_seed(0)
     lp, y = (3 * torch.randn(300, 2000)).log_softmax(-1), torch.randint(2000, (300,))
     nodes = Nodes(WIDEST**-0.5, WIDEST**0.5)

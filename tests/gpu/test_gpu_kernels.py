@@ -1,6 +1,6 @@
-"""The kernels with their 16-bit operands, as a GPU runs them, against the plain form there.
+"""The kernels with 16-bit operands against the plain form, both on a GPU.
 
-`tests/kernels` has the same kernels in float32, where every number is compared.
+`tests/kernels` compares every number of the same kernels in float32.
 """
 
 import copy
@@ -29,7 +29,7 @@ STEPS, LAST, WINDOW = 2000, 500, 10
 
 @pytest.fixture(scope="module")
 def text():
-    """A Markov chain over 30 words, each with three equally likely followers."""
+    """A Markov chain over 30 words, each with three equally likely successors."""
     generator = torch.Generator().manual_seed(0)
     follow = torch.randint(30, (30, 3), generator=generator).tolist()
     word, words = 0, []
@@ -42,7 +42,7 @@ def text():
 
 
 def build(text, masks=0, *, model=None, objective=None, optimiser=None):
-    """A run of one configuration, the same weights each time; `masks` seeds what is drawn."""
+    """A run that always has the same initial weights; `masks` seeds its masks."""
     dropout = {"input_dropout": 0.2, "state_dropout": 0.2, "output_dropout": 0.2}
     config = TrainConfig.from_dict(
         {
@@ -69,21 +69,21 @@ def build(text, masks=0, *, model=None, objective=None, optimiser=None):
     return trainer
 
 
-def plainly(monkeypatch):
-    """From here on as on a GPU without kernels."""
-    monkeypatch.setattr(kernels, "why_not", lambda device: "the test asks for the plain form")
+def disable_kernels(monkeypatch):
+    """Disables the kernels for the rest of a test."""
+    monkeypatch.setattr(kernels, "why_not", lambda device: "disabled by the test")
 
 
 @pytest.fixture(scope="module")
 def trained(text):
-    """A run that the kernels have trained, and the mean loss of its last steps."""
+    """A run trained by the kernels, and the mean loss of its last steps."""
     trainer = build(text)
     assert trainer.plain is None
     return trainer, last_loss(trainer)
 
 
 def last_loss(trainer):
-    """Nats a target, the mean of the last steps of a whole run."""
+    """Nats per target, the mean over the last steps of a whole run."""
     for _ in range(STEPS - LAST):
         trainer.train_step()
     before = float(trainer.loss_total)
@@ -103,11 +103,11 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_gradients_in_bfloat16_are_those_of_float64(shape, text):
+def test_gradients_in_bfloat16_match_float64(shape, text):
     """Losses within 0.2 %, each gradient within 5 % of its norm, all together within 2 %.
 
-    bfloat16 rounds each operand by up to 0.4 %: weights, states and gradients, and a state passes
-    through many products. An epsilon far above √v makes the step a multiple of the gradient.
+    bfloat16 rounds each operand (weights, states and gradients) by up to 0.4 %, and a state passes
+    through many products. With an epsilon far above √v the step is a multiple of the gradient.
     """
     hidden, embedding, rows, steps = shape
     trainer = build(
@@ -130,22 +130,22 @@ def test_gradients_in_bfloat16_are_those_of_float64(shape, text):
     assert torch.tensor(errors).norm() < 0.02 * torch.tensor(norms).norm()
 
 
-def test_2000_steps_end_where_float32_ends(text, trained, monkeypatch):
-    """The loss of the last 500 steps, a mean of three runs, within 0.02 nats of three in float32.
+def test_2000_steps_reach_the_loss_of_float32(text, trained, monkeypatch):
+    """The loss of the last 500 steps, averaged over three runs, within 0.02 nats of float32.
 
-    Seven float32 runs with other masks ended between 1.204 and 1.227, a standard deviation of
-    0.007: a difference of two such means has one of 0.006, and 0.02 is more than three of them.
+    Seven float32 runs with other masks ended between 1.204 and 1.227, with a standard deviation of
+    0.007. The difference of two means of three has one of 0.006, so 0.02 is more than three of it.
     """
     found = [trained[1], *(last_loss(build(text, masks)) for masks in (1, 2))]
-    plainly(monkeypatch)
+    disable_kernels(monkeypatch)
     plain = [build(text, masks) for masks in (3, 4, 5)]
-    assert {run.plain for run in plain} == {"the test asks for the plain form"}
+    assert {run.plain for run in plain} == {"disabled by the test"}
     wanted = [last_loss(run) for run in plain]
     assert max(wanted) < 1.3  # it has learned: log 30 is 3.4
     assert abs(sum(found) - sum(wanted)) / 3 < 0.02
 
 
-def test_validation_is_that_of_the_plain_form(trained):
+def test_validation_matches_the_plain_form(trained):
     """float16 operands and float32 sums: XE within 1e-3 nats, the temperature within 1e-3."""
     trainer, _ = trained
     found = trainer.validate(lambda: False)
@@ -159,11 +159,11 @@ def test_validation_is_that_of_the_plain_form(trained):
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 def test_no_window_of_a_validation_after_the_first_waits_for_the_device(trained):
-    """The first validation of a run also compiles and records."""
+    """The first validation of a run also compiles kernels and records a graph."""
     trainer, _ = trained
     wanted, windows, asked = trainer.validate(lambda: False), trainer.task.validation_windows, []
 
-    def stop():  # asked after each window, and once more at the end
+    def stop():  # called after each window, and once more at the end
         asked.append(None)
         strict = len(asked) < len(windows)
         torch.cuda.set_sync_debug_mode("error" if strict else "default")
@@ -177,8 +177,8 @@ def test_no_window_of_a_validation_after_the_first_waits_for_the_device(trained)
     assert found.targets == wanted.targets and abs(found.xe - wanted.xe) < 1e-6
 
 
-def test_replayed_steps_are_those_without_a_graph(text):
-    """Sums over atomics have no fixed order: losses within 1e-4, weights 1e-4 of their norm."""
+def test_replayed_steps_match_steps_without_a_graph(text):
+    """Atomic adds have no fixed order: losses within 1e-4, weights within 1e-4 of their norm."""
     one, other = build(text), build(text)
     graph, plain = one._kernels(), other._kernels()
     plain._replay = lambda step: step()
@@ -197,7 +197,7 @@ def test_replayed_steps_are_those_without_a_graph(text):
 
 
 @pytest.mark.parametrize("lifetime", ["window", "stream"])
-def test_evaluation_is_that_of_the_plain_form(lifetime, text, trained, monkeypatch):
+def test_evaluation_matches_the_plain_form(lifetime, text, trained, monkeypatch):
     """The same masks, float16 operands: XE within 1e-3 nats and the temperature within 1e-3."""
     model = trained[0].model
     settings = Settings(ad.Grid((0, 0.25, 0.5, 0.75, 1), (0, 0.5, 1)), Plan(20))
@@ -207,7 +207,7 @@ def test_evaluation_is_that_of_the_plain_form(lifetime, text, trained, monkeypat
         return evaluate_text(model, text.valid, text.vocabulary.eos_id, settings, stream)
 
     found = scores()
-    plainly(monkeypatch)
+    disable_kernels(monkeypatch)
     wanted = scores()
     for member in wanted.members:
         assert abs(found.xe(member).value - wanted.xe(member).value) < 1e-3
@@ -217,7 +217,7 @@ def test_evaluation_is_that_of_the_plain_form(lifetime, text, trained, monkeypat
 
 
 def test_memory_of_evaluation_does_not_grow_with_samples_or_multipliers():
-    """Peaks within 10 %: rows of a chunk are 32,000 in all three, 160 windows or 32."""
+    """Peaks within 10 %: all three have 32,000 rows per chunk, of 160 windows or 32."""
     config = LanguageModelConfig(2000, (64,), input_dropout=0.3, output_dropout=0.5)
     model = LanguageModel(config).eval().cuda()
     tokens = torch.randint(1, 2000, (160 * 10,))

@@ -18,7 +18,7 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("scheme", ["lhs", "iid", "antithetic"])
-def test_uniforms_are_the_same_bits_on_both_devices(scheme):
+def test_uniforms_are_equal_to_the_bit_on_both_devices(scheme):
     plan, key = Plan(24, 3, scheme), site_key(3, "site", 0)
     examples = torch.tensor([0, 5, 10**9])
     here = uniforms(plan, key, range(3, 20), examples, (7, 33))
@@ -77,7 +77,7 @@ def test_scores_agree_within_float_tolerance(make):
 @pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr"])
 @pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
 def test_sparse_inputs_reach_the_device(layout):
-    """They cannot be pinned, unlike others."""
+    """Unlike dense tensors, they cannot be pinned."""
     mixing = getattr(torch.eye(16).roll(1, 0), layout)()
     found = upload(mixing, torch.device("cuda"))
     assert found.layout is mixing.layout and torch.equal(found.to_dense().cpu(), mixing.to_dense())
@@ -107,7 +107,7 @@ def test_language_model_scores_agree():
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 def test_no_batch_after_the_first_waits_for_the_device(monkeypatch):
-    """The first one compiles, captures a graph and copies constants. Some targets are padding."""
+    """The first batch compiles, captures a graph and copies constants. Some targets are padding."""
     from afterdrop.evaluation.engines.text_fused import FusedLanguageWorker
 
     torch.manual_seed(0)
@@ -134,7 +134,7 @@ def test_no_batch_after_the_first_waits_for_the_device(monkeypatch):
         torch.testing.assert_close(found.tensors[name], tensor, rtol=1e-5, atol=1e-5)
 
 
-def test_a_predictor_on_a_gpu_repeats_itself():
+def test_a_predictor_on_a_gpu_is_deterministic():
     torch.manual_seed(0)
     predict = ad.Predictor(mlp().cuda(), ad.AMC, num_samples=16)
     x = torch.randn(9, 20, device="cuda")

@@ -1,6 +1,7 @@
-"""Where kernels are tested: on a GPU, or without one on a CPU in Triton's interpreter.
+"""The device of the kernel tests: a GPU, or without one a CPU in Triton's interpreter.
 
-Operands are float32: the interpreter gives zeros for products of bfloat16. `tests/gpu` has those.
+Operands are float32, because the interpreter returns zeros for products of bfloat16. `tests/gpu`
+tests 16-bit operands.
 """
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 
 pytest.importorskip("triton", reason="kernels need Triton, which is not installed")
 
-# The interpreter computes with numpy, which warns of exp(-inf - -inf) in lanes that are masked.
+# The interpreter uses NumPy, which warns of exp(-inf - -inf) and log(0) in masked lanes.
 quiet = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
@@ -23,7 +24,7 @@ def within(device: torch.device, interpreted: float, tf32: float) -> float:
 
 
 def relative(found: torch.Tensor, wanted: torch.Tensor) -> float:
-    """The norm of the error in units of the norm of what is wanted (of 1 if that is 0)."""
+    """The norm of the error relative to the norm of `wanted`, or absolute if that is 0."""
     wanted = wanted.detach().double().cpu()
     error = (found.detach().double().cpu() - wanted).norm()
     return float(error / (wanted.norm() if wanted.norm() > 0 else 1.0))

@@ -19,12 +19,14 @@ device = kernel_device.device
 
 
 def padded_slots(device, dtype):
-    """A matrix of 4 groups, a vector in a column of its gradient, and a vector on its own."""
+    """A matrix of 4 groups, a vector whose gradient is a column of it, and a separate vector."""
     sizes = {"matrix": (12, 5), "gates": (12,), "bias": (7,)}
     parameters = {name: torch.randn(size, device=device) for name, size in sizes.items()}
     wide = torch.zeros(4 * 8, 16, dtype=dtype, device=device)  # groups of 3 rows in 8
     copies = {
-        "matrix": torch.full((4 * 10, 9), -1.0, device=device),  # another layout than the gradient
+        "matrix": torch.full(
+            (4 * 10, 9), -1.0, device=device
+        ),  # padded differently from the gradient
         "gates": torch.full((4 * 8,), -1.0, device=device),
     }
     squares = {name: torch.zeros_like(p) for name, p in parameters.items()}
@@ -37,7 +39,7 @@ def padded_slots(device, dtype):
 
 
 def true_gradient(slot):
-    """The gradient without padding, in the parameter's shape; a view."""
+    """A view of the gradient without padding."""
     if slot.parameter.dim() == 2:
         return slot.grad.unflatten(0, (4, 8))[:, :3, :5]
     return slot.grad.unflatten(0, (4, 8))[:, :3] if len(slot.parameter) == 12 else slot.grad
@@ -47,12 +49,11 @@ def true_gradient(slot):
 @pytest.mark.parametrize("l2", [0.0, 0.03])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("block", [8, 2048], ids=["pieces across rows and gates", "one piece"])
-def test_three_steps_are_those_of_torch(block, dtype, max_norm, l2, device, monkeypatch):
-    monkeypatch.setattr(adam_kernels, "_BLOCK", block)
+def test_three_steps_match_torch(block, dtype, max_norm, l2, device):
     slots, copies = padded_slots(device, dtype)
     plain = [torch.nn.Parameter(slot.parameter.clone()) for slot in slots]
     optimiser = AdamTF(plain, 0.01, 0.9, 1e-6)
-    adam = Adam([slots[:1], slots[1:]], l2, 0.9, 1e-6, max_norm)
+    adam = Adam([slots[:1], slots[1:]], l2, 0.9, 1e-6, max_norm, block=block)
     adam.learning_rate.fill_(0.01)
     for _ in range(3):
         for slot, parameter in zip(slots, plain):
@@ -71,13 +72,13 @@ def test_three_steps_are_those_of_torch(block, dtype, max_norm, l2, device, monk
         assert relative(slot.square, optimiser.state[parameter]["square"]) < 1e-6
     matrix = copies["matrix"].unflatten(0, (4, 10))
     assert torch.equal(matrix[:, :3, :5], slots[0].parameter.view(4, 3, 5))
-    assert (matrix[:, 3:] == -1).all() and (matrix[..., 5:] == -1).all()  # padding is not touched
+    assert (matrix[:, 3:] == -1).all() and (matrix[..., 5:] == -1).all()  # padding is not written
     gates = copies["gates"].view(4, 8)
     assert torch.equal(gates[:, :3], slots[1].parameter.view(4, 3)) and (gates[:, 3:] == -1).all()
 
 
 def test_rows_that_begin_inside_a_piece(device):
-    """1,500 columns in pieces of 2,048, clipped; a copy in another type is rounded."""
+    """1,500 columns in pieces of 2,048, clipped; a float16 copy is rounded."""
     parameter = torch.randn(2, 1500, device=device)
     plain = torch.nn.Parameter(parameter.clone())
     plain.grad = torch.randn_like(plain)
@@ -93,9 +94,8 @@ def test_rows_that_begin_inside_a_piece(device):
     assert torch.equal(copy[:, :1500], parameter.half()) and not copy[:, 1500:].any()
 
 
-def test_vectors_longer_than_a_piece_whose_gradient_is_a_column(device, monkeypatch):
-    """Two groups of 1,100 elements in pieces of 2,048, clipped; the norm of parts 2 at a time."""
-    monkeypatch.setattr(adam_kernels, "_SETTLE", 2)
+def test_vectors_longer_than_a_piece_whose_gradient_is_a_column(device):
+    """Two groups of 1,100 elements in pieces of 2,048, clipped; 2 sums of squares at a time."""
     parameter, rest = torch.randn(2 * 1100, device=device), torch.randn(20, 3, device=device)
     plain = [torch.nn.Parameter(p.clone()) for p in (parameter, rest)]
     for p in plain:
@@ -107,7 +107,7 @@ def test_vectors_longer_than_a_piece_whose_gradient_is_a_column(device, monkeypa
         Slot(parameter, wide[:, 1], torch.zeros_like(parameter), copy, 2),
         Slot(rest, plain[1].grad.clone(), torch.zeros_like(rest)),
     ]
-    adam = Adam([slots], 0.0, 0.999, 1e-8, 1.0)
+    adam = Adam([slots], 0.0, 0.999, 1e-8, 1.0, sums_at_once=2)
     adam.learning_rate.fill_(0.1)
     adam.sum_squares(0)
     adam.step()
@@ -121,7 +121,7 @@ def test_vectors_longer_than_a_piece_whose_gradient_is_a_column(device, monkeypa
     assert not copy.view(2, 1104)[:, 1100:].any()
 
 
-def test_copies_of_every_type_in_one_step(device):
+def test_copies_of_every_dtype_in_one_step(device):
     types = [None, torch.float32, torch.float16, torch.bfloat16]
     parameters = [torch.randn(3, 5, device=device) for _ in types]
     copies = [t and torch.full((3, 8), -1.0, dtype=t, device=device) for t in types]
@@ -134,7 +134,7 @@ def test_copies_of_every_type_in_one_step(device):
     adam.step()
     for parameter, copy in zip(parameters, copies):
         if copy is not None:
-            # The interpreter cuts off what a device rounds to bfloat16.
+            # The interpreter truncates to bfloat16 where a device rounds.
             cut = device.type == "cpu" and copy.dtype == torch.bfloat16
             near = 2**-7 if cut else 0
             wanted = parameter.to(copy.dtype)
@@ -144,12 +144,12 @@ def test_copies_of_every_type_in_one_step(device):
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 723, 951, 2047, 2048, 2049, 33_279, 45_000])
 def test_places_are_divided_exactly(size):
-    """What the kernel does with 32 bits of 2 x and of the divider."""
-    x = torch.cat([torch.arange(size + adam_kernels._BLOCK), torch.tensor([size - 1, size])])
-    found = (2 * x * adam_kernels._divider(size)) >> 32
+    """The kernel takes the high 32 bits of the product of 2 x and the divider."""
+    x = torch.cat([torch.arange(size + 2048), torch.tensor([size - 1, size])])
+    found = (2 * x * adam_kernels._divider(size, 2048)) >> 32
     assert torch.equal(found, x // size)
 
 
 def test_sizes_that_cannot_be_divided_are_refused():
     with pytest.raises(AssertionError):
-        adam_kernels._divider(50_000)
+        adam_kernels._divider(50_000, 2048)

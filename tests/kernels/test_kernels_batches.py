@@ -1,4 +1,4 @@
-"""Several batches of an evaluation under way; one alpha, as each takes the interpreter a while."""
+"""Evaluations with several batches in flight; one alpha, because the interpreter is slow."""
 
 import itertools
 
@@ -21,10 +21,10 @@ ORDER = ["begin 0", "begin 1", "finish 0", "begin 2", "finish 1", "finish 2"]
 
 
 class NotedWorker(Float32Worker):
-    """Notes what happens to which batch; `change` is done to what a batch has launched."""
+    """Records the events of each batch; `change` is applied to the results of one of them."""
 
     change = staticmethod(lambda found: found)
-    changed = 0  # the batch
+    changed = 0  # its number
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
@@ -64,11 +64,11 @@ def no_kernel(found):
         (no_memory, 0, []),
         (no_memory, 1, []),
         (no_kernel, 0, [0, 1, 2]),
-        (no_kernel, 1, [1, 2]),  # the first, which is under way, is not lost
+        (no_kernel, 1, [1, 2]),  # the first, already in flight, is not lost
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*continues without kernels")
-def test_what_goes_wrong_in_a_batch_leaves_the_others(change, changed, plain, device):
+def test_a_failure_in_one_batch_does_not_affect_the_others(change, changed, plain, device):
     model = build(device, **MODELS["projection"])
     wanted, _ = evaluated(model, Float32Worker, ONE_BY_ONE, alphas=(1,))
     kind = type("Changed", (NotedWorker,), {"change": staticmethod(change), "changed": changed})
@@ -81,8 +81,8 @@ def test_what_goes_wrong_in_a_batch_leaves_the_others(change, changed, plain, de
     assert (worker.budget < worker.first_budget) == (change is no_memory)
 
 
-def test_an_interrupted_evaluation_goes_on_with_the_kernels(device, tmp_path, monkeypatch):
-    """Two batches are recorded when the third cannot be made, although one was under way."""
+def test_an_interrupted_evaluation_resumes_with_the_kernels(device, tmp_path, monkeypatch):
+    """Two batches are recorded when building the third is interrupted, with one in flight."""
     model = build(device, **MODELS["projection"])
     wanted, _ = evaluated(model, Float32Worker, ONE_BY_ONE, alphas=(1,))
     original = Windows.__iter__
@@ -101,8 +101,8 @@ def test_an_interrupted_evaluation_goes_on_with_the_kernels(device, tmp_path, mo
         assert torch.equal(found.tensors[name], tensor), name
 
 
-class Questions(TorchDispatchMode):
-    """Refuses operations that would wait for a GPU: their result decides a value or a shape."""
+class ForbidWaits(TorchDispatchMode):
+    """Fails on operations that would wait for a GPU, because the host needs a value or a shape."""
 
     OPERATIONS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal")
     allowed = False
@@ -117,27 +117,27 @@ class Questions(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-class Unasked(Float32Worker):
-    """Launches without a question to the device; which targets count, the CPU's copy says."""
+class WithoutWaits(Float32Worker):
+    """Launches without reading from the device; the host's copy says which targets count."""
 
     def _launch(self, batch):
-        with Questions() as self.questions:
+        with ForbidWaits() as self.waits:
             return super()._launch(batch)
 
     def _kept(self, *args):
-        self.questions.allowed = True
+        self.waits.allowed = True
         try:
             return super()._kept(*args)
         finally:
-            self.questions.allowed = False
+            self.waits.allowed = False
 
 
-def test_launching_asks_the_device_for_nothing(device, monkeypatch):
-    """Also where padding does not count. A CPU cannot show copies that wait."""
-    monkeypatch.setattr(kernels, "why_not", lambda device: None)  # every kernel there is
+def test_launching_does_not_wait_for_the_device(device, monkeypatch):
+    """Also where padding does not count. On a CPU, copies that would wait cannot be seen."""
+    monkeypatch.setattr(kernels, "why_not", lambda device: None)  # use every kernel
     model = build(device, **MODELS["two layers"])
     stream = StreamSettings(time=3, stripes=2, windows=2)
-    found, worker = evaluated(model, Unasked, stream)
+    found, worker = evaluated(model, WithoutWaits, stream)
     wanted, _ = evaluated(model, Float32Worker, stream)
     assert worker.chunks and not worker.plain
     for name, tensor in wanted.tensors.items():

@@ -1,4 +1,4 @@
-"""Carried states by the kernels' pass, pieces of a text side by side."""
+"""Carried states from the kernels' pass, with pieces of a text as rows of a batch."""
 
 import kernel_device
 import pytest
@@ -21,8 +21,8 @@ device = kernel_device.device
 
 
 @pytest.mark.parametrize("stripes", [1, 2])
-def test_states_are_those_of_the_model_window_after_window(stripes, device):
-    """Within 2^-10, as pieces agree to half of that (tf32: 5e-3)."""
+def test_states_match_the_model_window_by_window(stripes, device):
+    """Within 2^-10, since pieces overlap until they agree to half of that (tf32: 5e-3)."""
     model = build(device, **MODELS["two layers"])
     copies = Copies(model, torch.float32)
     copies.pack()
@@ -43,10 +43,10 @@ def test_states_are_those_of_the_model_window_after_window(stripes, device):
     ("stripes", "time", "windows", "rows"),
     [(1, 3, 9, 9), (1, 3, 99, 64), (7, 3, 99, 63), (99, 3, 9, 99), (2, 99, 99, 6), (2, 999, 9, 2)],
 )
-def test_as_many_pieces_as_there_are_windows_room_and_memory(
+def test_the_number_of_pieces_is_limited_by_windows_rows_and_memory(
     stripes, time, windows, rows, device, monkeypatch
 ):
-    """A window of two stripes and 99 steps takes 280 of the 1,024 KiB."""
+    """A window of two stripes and 99 steps takes 280 of 1,024 KiB."""
     monkeypatch.setattr(kernels, "why_not", lambda *_: None)
     model = build(device, **MODELS["two layers"])
     settings = Settings(ad.Grid((1,), (0, 1)), Plan(4), memory=2**20)

@@ -1,8 +1,9 @@
 """`FusedLanguageWorker` against `LanguageWorker`: every tensor of the scores.
 
-Operands are float32 here, so both differ by rounding alone: within 1e-5 (from states that tf32
-products carried: 5e-3), but partitions, where 1/T is up to 16, within 50 times that. Differences of
-halves come from a few rungs of a ladder: within 100 times, beyond the lowest temperature 1000.
+Operands are float32 here, so both differ by rounding only: within 1e-5 (5e-3 from states carried by
+tf32 products). Partitions, where 1/T is up to 16, agree within 50 times that. Differences of halves
+are interpolated from few powers of the ladder: within 100 times, and within 1000 times beyond the
+lowest temperature.
 """
 
 import importlib
@@ -36,7 +37,7 @@ device = kernel_device.device
         ("room for one bias", "window"),
     ],
 )
-def test_all_scores_are_those_of_the_plain_worker(name, lifetime, device):
+def test_all_scores_match_the_plain_worker(name, lifetime, device):
     model = build(device, **MODELS[name])
     stream = StreamSettings(time=3, stripes=2, windows=2, lifetime=lifetime)
     alphas = (0, 0.25, 1) if lifetime == "window" else (0, 1)
@@ -46,17 +47,17 @@ def test_all_scores_are_those_of_the_plain_worker(name, lifetime, device):
     assert_same(found, wanted, kernel_device.within(device, 1e-5, 5e-3))
 
 
-def test_chunks_of_windows_and_targets_change_nothing(device, monkeypatch):
-    """One window, of which one is all padding, and two targets at a time."""
+def test_chunks_of_windows_and_targets_do_not_change_scores(device, monkeypatch):
+    """One window at a time, one of which is all padding, and two targets at a time."""
     model = build(device, **MODELS["projection"])
     stream = StreamSettings(time=4, stripes=2, windows=2)
     whole, worker = evaluated(model, Float32Worker, stream)
     module = importlib.import_module(FusedLanguageWorker.__module__)
     windows = module._ROWS // (2 * 4)  # of two multipliers and four samples
-    assert worker.targets_together == 2 * 4 * windows  # no more than there are
+    assert worker.targets_together == 2 * 4 * windows  # limited by the number of targets
     monkeypatch.setattr(module, "_ROWS", 1)
     monkeypatch.setattr(module, "_LOGITS", 2 * 4 * 16)
-    monkeypatch.setattr(module, "_SUMS", 5 * 12 * 32)  # two such pairs are finished together
+    monkeypatch.setattr(module, "_SUMS", 5 * 12 * 32)  # finishes two such pairs together
     monkeypatch.setattr(module, "_MEANS", 3 * 2 * 16)  # three targets
     found, worker = evaluated(model, Float32Worker, stream)
     assert (worker.chunks, worker.plain) == (4, 0)
@@ -65,8 +66,8 @@ def test_chunks_of_windows_and_targets_change_nothing(device, monkeypatch):
 
 
 @pytest.mark.parametrize("value", [-200.0, float("-inf")])
-def test_too_low_log_probabilities_go_to_the_plain_worker(value, device):
-    """Below exp(−115), or a class that is masked: sums underflow. Samples agree to the bit."""
+def test_too_low_log_probabilities_are_left_to_the_plain_worker(value, device):
+    """Sums underflow below exp(−115), and for masked classes. Samples agree to the bit."""
     model = build(device, **MODELS["projection"])
     with torch.no_grad():
         model.softmax_bias[0] = value  # never a target
@@ -76,14 +77,14 @@ def test_too_low_log_probabilities_go_to_the_plain_worker(value, device):
     assert worker.plain > 0
     for name, tensor in wanted.tensors.items():
         same = found.tensors[name].nan_to_num(7), tensor.nan_to_num(7)
-        if name.startswith("det_"):  # the kernels' pass
+        if name.startswith("det_"):  # still computed by the kernels
             near = kernel_device.within(device, 1e-4, 1e-2)
             torch.testing.assert_close(*same, rtol=near, atol=near)
         else:
             assert torch.equal(*same), name
 
 
-def test_logits_that_are_no_numbers_are_refused(device):
+def test_nan_logits_are_refused(device):
     model = build(device, **MODELS["projection"])
     stream = StreamSettings(time=3, stripes=2, windows=2)
     with torch.no_grad():
@@ -93,7 +94,7 @@ def test_logits_that_are_no_numbers_are_refused(device):
 
 
 @pytest.mark.parametrize("name", ["projection", "room for one bias"])
-def test_float16_columns_hold_the_bias_nearly_as_float32(name, device):
+def test_two_float16_columns_hold_the_bias_nearly_as_float32(name, device):
     model = build(device, **MODELS[name])
     copies = Copies(model, torch.float16)
     copies.pack()
@@ -113,8 +114,8 @@ def test_float16_columns_hold_the_bias_nearly_as_float32(name, device):
     torch.testing.assert_close(found, wanted, rtol=1e-6, atol=1e-6)
 
 
-def test_carried_states_are_those_of_the_model(device):
-    """Three windows without dropout, states copied: within 1e-6 (tf32: 2e-3) of the norm."""
+def test_carried_states_match_the_model(device):
+    """Three windows without dropout: within 1e-6 (tf32: 2e-3) of the norm."""
     model = build(device, **MODELS["two layers"])
     copies = Copies(model, torch.float32)
     copies.pack()
@@ -130,14 +131,14 @@ def test_carried_states_are_those_of_the_model(device):
                 out = passes.run(window)[..., :6].transpose(0, 1)
                 assert kernel_device.relative(out, y) < near
                 held.append((state, passes.state))
-            for wanted, found in held:  # later windows did not overwrite them
+            for wanted, found in held:  # later windows have not overwritten them
                 for pair, ours in zip(wanted, found):
                     assert all(kernel_device.relative(b, a) < near for a, b in zip(pair, ours))
 
 
 @pytest.mark.parametrize("gate", range(4))
-def test_a_gate_that_is_no_number_shows_in_every_sample(gate, device):
-    """The plain form would report it; here `require_held` must have something to see."""
+def test_a_nan_gate_shows_in_every_sample(gate, device):
+    """The plain form would report it; `require_held` must be able to see it."""
     model = build(device, **MODELS["two layers"])
     with torch.no_grad():
         model.stack.layers[0].bias[6 * gate + 2] = torch.nan
@@ -149,5 +150,5 @@ def test_a_gate_that_is_no_number_shows_in_every_sample(gate, device):
     zeros = torch.zeros(1, 6, device=device)
     tokens = torch.ones(1, 2, dtype=torch.int64, device=device)
     _, plain = sampled.run(tokens, ((zeros, zeros),) * 2, 0)
-    seen = plain.view(2, 1, 2, 4, -1)[:, :, 1].isnan()  # the second step has what c was
+    seen = plain.view(2, 1, 2, 4, -1)[:, :, 1].isnan()  # the second step reads the first one's c
     assert seen.any(-1).all()

@@ -1,4 +1,4 @@
-"""What the kernels refuse, each reason by name, and that the plain form then runs."""
+"""What the kernels do not support, each reason by name, and that the plain form then runs."""
 
 import re
 import subprocess
@@ -37,7 +37,7 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 @pytest.fixture
 def able(monkeypatch):
-    """As if kernels ran on any device, so that the other reasons come to light on a CPU."""
+    """As if kernels ran on every device, so that the other reasons can be seen on a CPU."""
     monkeypatch.setattr(kernels, "why_not", lambda device: None)
 
 
@@ -58,7 +58,7 @@ def test_devices_without_kernels(monkeypatch):
 
 
 @pytest.mark.parametrize("found", [None, types.ModuleType("triton")], ids=["missing", "a stub"])
-def test_triton_must_be_there_and_whole(found, monkeypatch):
+def test_triton_must_be_installed_completely(found, monkeypatch):
     assert kernels._installed()
     monkeypatch.setitem(sys.modules, "triton", found)
     assert not kernels._installed.__wrapped__()
@@ -73,17 +73,17 @@ def test_triton_must_be_there_and_whole(found, monkeypatch):
         ({"stacking": "residual"}, "stacking is 'residual'"),
         ({"update_dropout": 0.1}, "update_dropout is 0.1"),
         ({"embedding_dropout": 0.2}, "embedding_dropout is 0.2"),
-        ({"stacking": "residual", "hidden_sizes": (4,)}, None),  # one layer: the same as skip
+        ({"stacking": "residual", "hidden_sizes": (4,)}, None),  # with one layer the same as skip
         ({"tied": False, "embedding_size": 3, "input_gate": "plain"}, None),
     ],
     ids=str,
 )
-def test_models_without_kernels(options, reason):
+def test_models_that_kernels_do_not_support(options, reason):
     config = LanguageModelConfig(**{"vocabulary": 9, "hidden_sizes": (4, 4)} | options)
     assert why_not_fused(config) == reason
 
 
-def test_runs_without_kernels(folder, able):
+def test_runs_that_kernels_do_not_support(folder, able):
     def why_not(config, **other):
         run = tiny_run.trainer(config, CPU)
         parts = {"task": run.task, "model": run.model} | other
@@ -104,24 +104,24 @@ def test_runs_without_kernels(folder, able):
     ("window", "validation", "too_many"),
     [(2**23, 3, True), (2**23 - 1, 3, False), (3, 2**26 - 1, True), (3, 2**26 - 2, False)],
 )
-def test_windows_of_more_elements_than_the_kernels_count(
+def test_windows_with_more_elements_than_32_bits_can_count(
     window, validation, too_many, folder, able
 ):
     """One layer of 5 units, padded to 32; two rows of four gates in training, one in validation."""
     sections = {"objective": {"batch_size": 2}, "validation": {"stripes": 1, "window": validation}}
     run = tiny_run.trainer(tiny_run.config(folder, **sections), CPU)
-    run.task.window = window  # a text for it would have to be as long
+    run.task.window = window  # a text that long would not fit a test
     reason = f"a window has {2**31:,} gates or units, and the kernels count in 32 bits"
     assert run._why_not_fused() == (reason if too_many else None)
 
 
-def test_a_run_on_a_device_without_kernels_says_so_first(folder):
+def test_the_device_is_the_first_reason_of_a_run(folder):
     run = tiny_run.trainer(tiny_run.config(folder), CPU)
     reason = why_not_trained(run.config, run.task, run.model, CPU)
     assert reason == "cpu is not a CUDA device"
 
 
-def test_a_run_that_ranks_share_has_no_kernels(folder, able):
+def test_a_run_shared_by_ranks_has_no_kernels(folder, able):
     run = tiny_run.trainer(tiny_run.config(folder), CPU)
     shared = Trainer(run.config, run.task, run.model, Ranks(0, 2))
     assert run._why_not_fused() is None and shared._why_not_fused() == "2 ranks train it"
@@ -147,7 +147,7 @@ def test_a_run_that_ranks_share_has_no_kernels(folder, able):
     ],
     ids=str,
 )
-def test_evaluations_without_kernels(change, reason, able):
+def test_evaluations_that_kernels_do_not_support(change, reason, able):
     config = LanguageModelConfig(9, (4,), **change.get("model", {}))
     model = LanguageModel(config).to(change.get("dtype", torch.float32))
     grid = change.get("grid", ad.Grid((0, 0.5, 1), (0, 1)))
@@ -159,13 +159,13 @@ def test_evaluations_without_kernels(change, reason, able):
 @pytest.mark.parametrize(
     ("high", "reason"), [(8.0, None), (20.0, "temperatures=(0.125, 20.0) are too far apart")]
 )
-def test_sums_of_any_model_without_kernels(high, reason, able):
+def test_temperatures_that_kernels_do_not_support(high, reason, able):
     grid = ad.Grid((0, 1), (0, 1))
     protocol = Protocol("valid", grid, Plan(4), 0.125, high, 9, "", batched=True, shared=False)
     assert why_not_summed(protocol, CPU) == reason
 
 
-def test_a_cpu_evaluates_plainly_even_in_the_interpreter():
+def test_a_cpu_evaluates_without_kernels_even_in_the_interpreter():
     model = LanguageModel(LanguageModelConfig(9, (4,), output_dropout=0.5))
     settings, stream = Settings(ad.Grid((0, 1), (0, 1)), Plan(4)), StreamSettings()
     assert why_not_evaluated(model, settings, stream, CPU) is not None
@@ -173,7 +173,7 @@ def test_a_cpu_evaluates_plainly_even_in_the_interpreter():
 
 
 @pytest.mark.parametrize("shown", [True, False])
-def test_a_gpu_without_kernels_says_so_where_there_is_a_bar(shown, monkeypatch, capsys):
+def test_a_gpu_without_kernels_is_noted_with_the_progress_bar(shown, monkeypatch, capsys):
     monkeypatch.setattr(kernels, "why_not", lambda device: "Turing is older")
     on_gpu = types.SimpleNamespace(softmax_bias=types.SimpleNamespace(device=CUDA))
     settings = Settings(ad.Grid((0, 1), (0, 1)), Plan(4), progress=shown)
@@ -182,8 +182,10 @@ def test_a_gpu_without_kernels_says_so_where_there_is_a_bar(shown, monkeypatch, 
     assert capsys.readouterr().out == (note if shown else "")
 
 
-def test_a_cpu_trains_plainly_even_in_the_interpreter(folder, tmp_path, monkeypatch, capsys):
-    """And without a note: nobody expects kernels there."""
+def test_a_cpu_trains_without_kernels_even_in_the_interpreter(
+    folder, tmp_path, monkeypatch, capsys
+):
+    """And without a note, since kernels are not expected there."""
     used = []
     monkeypatch.setattr(Trainer, "_plain_step", counted(Trainer._plain_step, used))
     config = tiny_run.config(folder)
@@ -201,18 +203,18 @@ def counted(method, used):
     return call
 
 
-def test_notes_appear_above_the_bar_and_nowhere_if_it_is_hidden(capsys):
+def test_notes_appear_only_with_the_progress_bar(capsys):
     for shown in (True, False):
         bar = Progress(10, 0, "word", shown=shown)
         bar.note("Training without kernels, which is slower: layer_norm is True.")
         bar.close("")
-        told = capsys.readouterr()
-        assert ("layer_norm is True." in told.out + told.err) == shown
+        printed = capsys.readouterr()
+        assert ("layer_norm is True." in printed.out + printed.err) == shown
 
 
 FAILURES = [
     OutOfResources(300_000, 232_448, "shared memory"),
-    CompilationError("x = tl.zeros([3])", None, "3 is no power of two"),
+    CompilationError("x = tl.zeros([3])", None, "3 is not a power of two"),
     RuntimeError("Triton Error [CUDA]: device kernel image is invalid"),
     RuntimeError("Failed to find C compiler. Please specify via CC environment variable."),
     subprocess.CalledProcessError(1, ["gcc"]),
@@ -233,7 +235,7 @@ def failing(error):
 
 
 @pytest.mark.parametrize("error", FAILURES, ids=repr)
-def test_what_says_that_a_kernel_cannot_run(error):
+def test_errors_that_mean_that_a_kernel_cannot_run(error):
     with pytest.warns(UserWarning, match=r"a test continues without kernels.*\("):
         reason = kernels.reason_to_fall_back(error, "a test")
     assert reason.startswith(f"a kernel cannot run here ({type(error).__name__}: ")
@@ -282,8 +284,8 @@ def half_a_step(self, number):
     ],
     ids=["step", "half a step", "validation"],
 )
-def test_a_run_whose_kernels_cannot_run_is_the_plain_run(folder, tmp_path, where, how, monkeypatch):
-    """Also if they fail when weights were changed already."""
+def test_a_run_whose_kernels_fail_equals_the_plain_run(folder, tmp_path, where, how, monkeypatch):
+    """Also if they fail after weights have changed."""
     config = tiny_run.config(folder)
     wanted = train.run(config, tmp_path / "plain", device="cpu", progress=False).best
     monkeypatch.setattr(kernels, "why_not", lambda device: None)
@@ -299,7 +301,7 @@ def plain_validation(self):
     return self.task.validation_batches(self.model)
 
 
-def test_a_run_out_of_memory_says_so(folder, tmp_path, able, monkeypatch):
+def test_a_run_out_of_memory_raises(folder, tmp_path, able, monkeypatch):
     monkeypatch.setattr(kernels._partitions, "reason", "not under test")
     monkeypatch.setattr(FusedText, "step", failing(OTHERS[1]))
     monkeypatch.setattr(FusedText, "validation_batches", plain_validation)
@@ -307,7 +309,7 @@ def test_a_run_out_of_memory_says_so(folder, tmp_path, able, monkeypatch):
         train.run(tiny_run.config(folder), tmp_path / "run", device="cpu", progress=False)
 
 
-def test_an_evaluation_whose_kernels_cannot_run_is_the_plain_one(monkeypatch):
+def test_an_evaluation_whose_kernels_fail_equals_the_plain_one(monkeypatch):
     torch.manual_seed(0)
     model = LanguageModel(LanguageModelConfig(9, (4,), input_dropout=0.3, output_dropout=0.5))
     settings = Settings(ad.Grid((0, 1), (0, 1)), Plan(4), temperatures=(0.25, 4))
@@ -319,14 +321,14 @@ def test_an_evaluation_whose_kernels_cannot_run_is_the_plain_one(monkeypatch):
     monkeypatch.setattr(FusedLanguageWorker, "_windows", failing(FAILURES[1]))
     monkeypatch.setattr("afterdrop.kernels.log_partitions.log_partitions", failing(FAILURES[2]))
     monkeypatch.setattr(kernels._partitions, "reason", None)
-    with pytest.warns(UserWarning, match="continues without kernels") as told:
+    with pytest.warns(UserWarning, match="continues without kernels") as caught:
         found = evaluate_text(model, text, 0, settings, stream, lines=False)
-    assert len(told) == 3  # each once, although there are four batches
+    assert len(caught) == 3  # each once, although there are four batches
     for name, tensor in wanted.tensors.items():
         assert torch.equal(found.tensors[name], tensor), name
 
 
-def test_a_model_of_your_own_is_evaluated_without_kernels_that_cannot_run(monkeypatch):
+def test_any_model_is_evaluated_without_kernels_that_fail(monkeypatch):
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
     data = [(torch.randn(6, 4), torch.randint(3, (6,))) for _ in range(3)]
@@ -334,8 +336,8 @@ def test_a_model_of_your_own_is_evaluated_without_kernels_that_cannot_run(monkey
     monkeypatch.setattr(kernels, "why_not", lambda device: None)
     monkeypatch.setattr(kernels._partitions, "reason", "not under test")
     monkeypatch.setattr("afterdrop.kernels.mask_ops.fused_draw_mask", failing(FAILURES[3]))
-    with pytest.warns(UserWarning, match="C compiler") as told:
+    with pytest.warns(UserWarning, match="C compiler") as caught:
         found = ad.evaluate(net, data, grid=ad.Grid((0, 1), (0, 1)), num_samples=4)
-    assert len(told) == 1
+    assert len(caught) == 1
     for name, tensor in wanted.tensors.items():
         assert torch.equal(found.tensors[name], tensor), name

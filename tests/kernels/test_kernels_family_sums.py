@@ -1,7 +1,7 @@
-"""Power sums of logits against `MeanTemper` in float64, every result.
+"""Every result of power sums of logits against `MeanTemper` in float64.
 
-Sums and logarithms are float32: within 1e-5, but partitions and differences of halves, where
-1/T is up to 16, within 1e-4.
+Sums and logarithms are float32: results agree within 1e-5, partitions and differences of halves,
+where 1/T is up to 16, within 1e-4.
 """
 
 import itertools
@@ -10,11 +10,15 @@ import math
 import kernel_device
 import pytest
 import torch
-from afterdrop.evaluation.accumulators import MeanTemper, at_targets, cross_entropies
 
+from afterdrop.evaluation.likelihoods.categorical_sums import (
+    MeanTemper,
+    at_targets,
+    cross_entropies,
+)
 from afterdrop.family.partition_ladder import HALVES_EVERY, PartitionLadder
 from afterdrop.family.power_mean import log_power_mean
-from afterdrop.family.temperature import Nodes
+from afterdrop.family.temperature import Nodes, partitions
 from afterdrop.kernels.family_sums import ALPHAS, LOWEST_MEAN_LOG_P, OF_SAMPLES, FamilySums
 
 pytestmark = kernel_device.quiet
@@ -27,26 +31,26 @@ ROUGH = torch.cat([LADDER.inverse[::HALVES_EVERY], ONE])
 
 
 def add(sums, rows, targets, found, place=0, count=None):
-    """Adds all samples of some targets, whose rows [N · K, V₊] lie one after another."""
+    """Adds all samples of some targets, given as rows [N · K, V₊]."""
     logits = rows.unflatten(0, (len(targets), 1, -1)).permute(2, 1, 0, 3)
     own = {name: found[name][place:] for name in OF_SAMPLES}
     sums.add(logits, targets, own, range(len(logits)), place, count)
 
 
 def both(alphas, N, K, V, device, dtype=torch.float32, scale=3, ladder=LADDER):
-    """Results of the kernels for two chunks of targets, those of `MeanTemper`, and log p."""
+    """Results of the kernels for two chunks of targets, of `MeanTemper`, log p and targets."""
     logits = (scale * torch.randn(N * K, -(-V // 8) * 8)).to(dtype)
     targets = torch.randint(V, (N,))
     exact = logits[:, :V].double().log_softmax(-1)
     lp = exact.view(N, K, 1, V).permute(1, 2, 0, 3)  # [K, multipliers, N, V]
-    logits[:, V:] = 1e4  # not counted
+    logits[:, V:] = 1e4  # padding
     sums = FamilySums(alphas, ladder, V, N, K, device)
     found = sums.results(N)
     for chunk in (slice(0, 1), slice(1, N)):
         rows = logits[chunk.start * K : chunk.stop * K].to(device)
         add(sums, rows, targets[chunk].to(device), found, chunk.start, N)
     sums.finish(N, found)
-    plain = MeanTemper(alphas, targets, ladder.nodes, 2)
+    plain = MeanTemper(alphas, targets, ladder.nodes, 2, partitions)
     for half in lp.chunk(2):
         plain.add(half)
         plain.end_block()
@@ -57,8 +61,8 @@ def both(alphas, N, K, V, device, dtype=torch.float32, scale=3, ladder=LADDER):
     ("alphas", "N", "K", "V"), [(ALPHAS, 3, 6, 70), ((0.5,), 2, 2, 2), ((0.0, 1.0), 2, 4, 2053)]
 )
 @pytest.mark.parametrize("scale", [3, 17])
-def test_every_result_is_that_of_the_plain_accumulator(alphas, N, K, V, scale, device):
-    """With a scale of 17 there are probabilities that float32 could not hold by themselves."""
+def test_every_result_matches_the_plain_accumulator(alphas, N, K, V, scale, device):
+    """At scale 17 some probabilities would underflow in float32."""
     found, plain, lp, targets = both(alphas, N, K, V, device, scale=scale)
     assert found["lowest"].min() > LOWEST_MEAN_LOG_P and (scale == 3 or V == 2 or lp.min() < -90)
     wanted = {name: tensor[0].double() for name, tensor in plain.items()}
@@ -66,7 +70,7 @@ def test_every_result_is_that_of_the_plain_accumulator(alphas, N, K, V, scale, d
     assert_close = torch.testing.assert_close
     peak = found["peak"][0]
     assert_close(peak, wanted["peak"], **near)
-    # Where samples are each sure of another class, two can have the same mean but for rounding.
+    # If each sample is sure of another class, two classes can have the same mean up to rounding.
     own = torch.stack([log_power_mean(lp, alpha)[0] for alpha in alphas])
     best = own.gather(-1, found["class"].long().unsqueeze(-1)).squeeze(-1)
     assert_close(best, wanted["peak"], **near)
@@ -84,11 +88,11 @@ def test_every_result_is_that_of_the_plain_accumulator(alphas, N, K, V, scale, d
             means = log_power_mean(part, alpha)[0]
             below = found["peak"][1 + half, a] - at_targets(means, targets)
             xe = found["G_half"][half, a] + ROUGH.unsqueeze(1) * below
-            assert_close(xe, cross_entropies(means, targets, ROUGH), **nearly)
+            assert_close(xe, cross_entropies(means, targets, ROUGH, partitions), **nearly)
 
 
 def test_lower_temperatures_are_summed_without_a_lift_in_the_exponent(device):
-    """Peaks and partitions, in which a factor would be seen."""
+    """Checks peaks and partitions, in which a remaining factor would show."""
     ladder = PartitionLadder(Nodes(1 / 64, 1.0))
     found, plain, _, _ = both(ALPHAS, 3, 6, 70, device, ladder=ladder)
     assert FamilySums(ALPHAS, ladder, 70, 3, 6, device).fine
@@ -103,8 +107,8 @@ def test_lower_temperatures_are_summed_without_a_lift_in_the_exponent(device):
     )
 
 
-def test_halves_that_are_sure_of_different_classes_hold_at_low_temperatures(device):
-    """Their largest sums say little about that of the whole, whose last rungs would underflow."""
+def test_halves_that_are_sure_of_different_classes_do_not_underflow(device):
+    """Their largest sums are a poor reference for the sum of both at the highest powers."""
     logits = 0.01 * torch.randn(2 * 2, 72)
     logits[::2, 3] += 9
     logits[1::2, 5] += 9
@@ -124,8 +128,8 @@ def test_halves_that_are_sure_of_different_classes_hold_at_low_temperatures(devi
 
 
 @pytest.mark.parametrize("sure", [0, 1])
-def test_one_half_may_be_sure_and_the_other_know_nothing(sure, device):
-    """The reference of the whole is the sum of both halves' largest, wherever their classes lie."""
+def test_one_half_may_be_sure_and_the_other_uniform(sure, device):
+    """The reference is the sum of the largest of both halves, even of different classes."""
     V = 2053
     logits = torch.zeros(2, V)
     logits[sure, V - 1] = 20
@@ -143,7 +147,7 @@ def test_one_half_may_be_sure_and_the_other_know_nothing(sure, device):
 
 @pytest.mark.parametrize("agreed", [7, 1500, 2052])
 def test_the_class_that_halves_agree_on_may_lie_in_any_part(agreed, device):
-    """Each half has a better one in the first part; a lower reference would let others overflow."""
+    """Each half prefers another class of the first part; a lower reference would overflow."""
     V = 2053
     logits = torch.zeros(2, V)
     logits[0, 3] = logits[1, 5] = 40
@@ -164,7 +168,7 @@ def test_the_class_that_halves_agree_on_may_lie_in_any_part(agreed, device):
 
 
 def test_samples_may_come_in_parts_of_a_half(device):
-    """As where memory is short; two groups of three targets, 1030 classes in two parts."""
+    """As if memory is short; two multipliers, three targets, 1030 classes in three parts."""
     K, V, targets = 6, 1030, torch.tensor([0, 1029, 5]).to(device)
     logits = (3 * torch.randn(K, 2, 3, V)).to(device)
     found = []
@@ -181,10 +185,10 @@ def test_samples_may_come_in_parts_of_a_half(device):
 @pytest.mark.parametrize("halves", [1, 2])
 @pytest.mark.parametrize(("N", "V"), [(3, 70), (2, 2053)])
 def test_logits_of_mean_features_are_alpha_0_of_two_samples(N, V, halves, device):
-    """In chunks of one target and the others; padding as above. One is the mean of itself."""
+    """In two chunks of targets; without halves the one feature is its own mean."""
     logits = 3 * torch.randn(N, halves, -(-V // 8) * 8)
     exact = logits[..., :V].double() * math.log(2)
-    logits[..., V:] = 1e4  # not counted
+    logits[..., V:] = 1e4  # padding
     sums = FamilySums((0.5,), LADDER, V, N, 2, device)
     found = sums.mean_results(N)
     for part in (slice(0, 1), slice(1, N)):
@@ -205,8 +209,8 @@ def test_logits_of_mean_features_are_alpha_0_of_two_samples(N, V, halves, device
 
 
 @pytest.mark.parametrize("below", [1, 2, 2.5, 3, 3.25, 4, 5, 8, 30])
-def test_classes_far_below_the_peak_count_as_long_as_they_are_seen(below, device):
-    """Four parts of them, at distances around that from which the highest octaves leave them."""
+def test_classes_far_below_the_peak_count_as_long_as_they_matter(below, device):
+    """Four parts, at distances around the one from which the highest octaves skip a part."""
     V, K = 2053, 4
     logits = -below + 0.01 * torch.randn(K, 2056)
     logits[:, :3] = 0.01 * torch.randn(K, 3)
@@ -229,15 +233,14 @@ def test_classes_far_below_the_peak_count_as_long_as_they_are_seen(below, device
             torch.testing.assert_close(parts[:, 0].double().cpu(), exact, rtol=1e-4, atol=1e-4)
 
 
-def test_float16_logits_are_read_as_they_are(device):
-    """Logits that float16 holds lose nothing more."""
+def test_float16_logits_are_summed_without_further_rounding(device):
     found, plain, _, _ = both((0.0, 1.0), 2, 4, 70, device, torch.float16)
     wanted = plain["one"][0]
     torch.testing.assert_close(found["G"][:, -2] + found["peak"][0], wanted, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("value", [-1e3, float("-inf")])
-def test_a_probability_that_plain_sums_cannot_hold_is_told(value, device):
+def test_a_probability_that_plain_sums_cannot_hold_shows_in_lowest(value, device):
     logits = torch.zeros(4, 72, device=device)
     logits[:, 5] = value
     sums = FamilySums((0.0, 1.0), LADDER, 70, 2, 2, device)
@@ -249,7 +252,7 @@ def test_a_probability_that_plain_sums_cannot_hold_is_told(value, device):
 
 
 @pytest.mark.parametrize(("value", "held"), [(-110.0, True), (-120.0, False)])
-def test_what_sums_hold_ends_where_the_mean_of_log_p_does(value, held, device):
+def test_the_limit_of_sums_is_a_mean_log_p(value, held, device):
     logits = torch.zeros(2, 72, device=device)
     logits[:, 5] = value
     sums = FamilySums((0.0, 1.0), LADDER, 70, 1, 2, device)
@@ -259,8 +262,8 @@ def test_what_sums_hold_ends_where_the_mean_of_log_p_does(value, held, device):
     assert (found["lowest"] >= LOWEST_MEAN_LOG_P).all() == held
 
 
-def test_sure_samples_may_be_many(device):
-    """Lifted squares of probabilities near 1 do not overflow."""
+def test_many_sure_samples_do_not_overflow(device):
+    """Lifted squares of 400 probabilities near 1."""
     logits = torch.tensor([[30.0] + [0.0] * 7]).expand(400, 8).contiguous()
     sums = FamilySums((1.0,), LADDER, 3, 1, 400, device)
     found = sums.results(1)
@@ -270,8 +273,8 @@ def test_sure_samples_may_be_many(device):
     torch.testing.assert_close(found["peak"].cpu(), torch.zeros(3, 1, 1), rtol=0, atol=1e-6)
 
 
-def test_a_sample_may_be_far_below_what_the_mean_may(device):
-    """One of 50 in either half has a probability of exp(-5000), which adds nothing to any mean."""
+def test_a_single_sample_may_be_far_below_the_limit_of_the_mean(device):
+    """One of 50 in each half has a probability of exp(-5000), which adds nothing to any mean."""
     logits = torch.zeros(100, 72)
     logits[:, 5] = -5
     logits[[7, 77], 5] = -5000

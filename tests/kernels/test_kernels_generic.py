@@ -1,28 +1,21 @@
-"""The kernels of the generic path: masks of any site, and sums of any model's logits."""
+"""The kernels of the generic engine: masks of any site, and sums of any model's logits."""
 
 import importlib
 
+import kernel_device
 import pytest
 import torch
 from torch import nn
 
 import afterdrop as ad
-from afterdrop.kernels import mask_ops
 from afterdrop.kernels.family_sums import LOWEST_MEAN_LOG_P
 from afterdrop.kernels.mask_ops import fused_draw_mask
 from afterdrop.masks.rows import Layout, Rows, draw_row_mask
 from afterdrop.masks.uniforms import Plan, site_key
 
-pytest.importorskip("triton", reason="kernels need Triton")
-# The interpreter computes on numpy, which warns of logarithms of the zeros that are masked later.
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
-
+pytestmark = kernel_device.quiet
+device = kernel_device.device
 worker = importlib.import_module("afterdrop.evaluation.engines.generic")
-
-
-@pytest.fixture
-def device():
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 LAYOUTS = [
@@ -40,11 +33,11 @@ LAYOUTS = [
     [
         (Plan(100, seed=5), range(53, 60)),
         (Plan(4), range(2)),
-        (Plan(4), range(4)),  # both halves: the plain form does it
-        (Plan(4, scheme="iid"), range(4)),  # not a Latin hypercube: the same
+        (Plan(4), range(4)),  # both halves: left to the plain form
+        (Plan(4, scheme="iid"), range(4)),  # not a Latin hypercube: likewise
     ],
 )
-def test_masks_are_those_of_the_plain_form_to_the_bit(device, plan, samples, multipliers):
+def test_masks_equal_the_plain_form_to_the_bit(device, plan, samples, multipliers):
     rows = Rows(plan, multipliers, samples, torch.tensor([3, 99], device=device))
     rates = rows.multipliers.rates("x", 0.6)
     for shape, layout in LAYOUTS:
@@ -57,7 +50,7 @@ def test_masks_are_those_of_the_plain_form_to_the_bit(device, plan, samples, mul
 
 
 def strided(shape, dtype, device, kind):
-    """Random numbers, infinities and NaN among them, as they may lie in memory."""
+    """Random numbers with zeros, an infinity and a NaN, in a memory layout of a kind."""
     x = torch.randn(shape, dtype=torch.float64, device=device).mul_(100)
     x.view(-1)[:4] = torch.tensor([0.0, -0.0, float("inf"), float("nan")], device=device)
     x = x.to(dtype)
@@ -73,7 +66,7 @@ def strided(shape, dtype, device, kind):
 @pytest.mark.parametrize("kind", ["contiguous", "transposed", "sliced", "expanded"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("multipliers", [(0.7,), (0.3, 1.0)])
-def test_dropout_is_that_of_the_plain_form_to_the_bit(device, dtype, kind, multipliers):
+def test_dropout_equals_the_plain_form_to_the_bit(device, dtype, kind, multipliers):
     plan = Plan(40, seed=5)
     examples = torch.tensor([3, 99])
     rows, there = (
@@ -85,10 +78,10 @@ def test_dropout_is_that_of_the_plain_form_to_the_bit(device, dtype, kind, multi
         before = x.clone()
         fast = fused_draw_mask(rows, key, layout, x, rates).drop(x)
         assert fast.shape == x.shape
-        # That of a CPU: a GPU's own takes 1 / (1 - rate) in another way where it is one number.
+        # Compared with a CPU: a GPU computes 1 / (1 - rate) differently if the rate is a number.
         fast, plain = fast.cpu(), x.cpu()
         slow = draw_row_mask(there, key, layout, plain, rates).drop(plain)
-        # The interpreter cuts off what a device rounds to bfloat16.
+        # The interpreter truncates to bfloat16 where a device rounds.
         cut = device.type == "cpu" and dtype == torch.bfloat16
         rtol = torch.finfo(dtype).eps if cut else 0
         torch.testing.assert_close(fast, slow, rtol=rtol, atol=0, equal_nan=True)
@@ -97,7 +90,7 @@ def test_dropout_is_that_of_the_plain_form_to_the_bit(device, dtype, kind, multi
         torch.testing.assert_close(x, before, rtol=0, atol=0, equal_nan=True)
 
 
-def test_dropout_of_whole_features_is_that_of_the_plain_form(device):
+def test_dropout_of_whole_features_equals_the_plain_form(device):
     rows = Rows(Plan(4), (1.0,), range(2), torch.tensor([3, 4], device=device))
     x = torch.randn(4, 3, 5, device=device)
     like = x.new_empty(()).expand(4, 3, 1)
@@ -110,7 +103,7 @@ SCORES = [
     (lambda n: (4 * n, 6, 6), Layout(0)),  # rows · heads
     (lambda n: (n, 1, 4, 1), Layout(0)),
     (lambda n: (n, 3, 37), Layout(0)),
-    (lambda n: (4 * n, 3, 3), Layout(0, "outer")),  # the plain form does these
+    (lambda n: (4 * n, 3, 3), Layout(0, "outer")),  # left to the plain form
     (lambda n: (2, n, 3, 4), Layout(1)),
 ]
 
@@ -118,39 +111,40 @@ SCORES = [
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
 @pytest.mark.parametrize("multipliers", [(0.7,), (0.3, 1.0)])
-def test_attention_has_the_weights_and_masks_of_the_plain_form(device, dtype, causal, multipliers):
+def test_attention_matches_the_plain_form(device, dtype, causal, multipliers):
     plan = Plan(40, seed=5)
     rows = Rows(plan, multipliers, range(20, 38), torch.tensor([3, 99], device=device))
     rates = rows.multipliers.rates("x", 0.6)
     for shape, layout in SCORES:
         scores = torch.randn(shape(len(rows)), device=device).mul_(10).to(dtype)
         scores.view(-1)[1::7] = float("-inf")
-        scores[:, ..., 0] = 1  # every query sees a key,
-        scores[-1, ..., -1, :] = float("-inf")  # but for one
+        scores[:, ..., 0] = 1  # every query sees a key
+        scores[-1, ..., -1, :] = float("-inf")  # except one
         key = site_key(1, "x", 0)
         slow = draw_row_mask(rows, key, layout, scores, rates).attention(scores.clone(), causal)
         fast = fused_draw_mask(rows, key, layout, scores, rates).attention(scores.clone(), causal)
-        # A softmax in float32 (or wider) that is rounded once, where the plain form rounds twice.
+        # The kernel rounds a softmax in float32 or wider once, the plain form twice.
         rtol = 1e-6 if dtype == torch.float32 else 4 * torch.finfo(dtype).eps
         torch.testing.assert_close(fast, slow, rtol=rtol, atol=1e-7, equal_nan=True)
         assert fast.isnan().any()
-        if dtype != torch.float16:  # whose smallest weights are rounded to 0 in one form only
+        if dtype != torch.float16:  # its smallest weights round to 0 in one form only
             assert torch.equal(fast == 0, slow == 0)
 
 
-def test_attention_of_more_keys_than_fit_is_left_to_the_plain_form(device, monkeypatch):
+def test_attention_of_more_keys_than_fit_is_left_to_the_plain_form(device):
     rows = Rows(Plan(4), (1.0,), range(2), torch.tensor([3, 4], device=device))
     scores = torch.randn(4, 3, 5, device=device)
     found = []
-    for longest in (4096, 4):
-        monkeypatch.setattr(mask_ops, "_LONGEST_LINE", longest)
-        mask = mask_ops.fused_draw_mask(rows, 9, Layout(0), scores, (0.5,))
+    for longest in (4096, 4):  # there are 5 keys
+        mask = fused_draw_mask(rows, 9, Layout(0), scores, (0.5,), longest_line=longest)
         found.append(mask.attention(scores.clone(), True))
+    plain = draw_row_mask(rows, 9, Layout(0), scores, (0.5,)).attention(scores.clone(), True)
+    assert torch.equal(found[1], plain)
     torch.testing.assert_close(*found)
 
 
-def test_the_result_lies_in_memory_as_the_input_does(device):
-    """As torch's own dropout leaves it: whoever views the result next needs no copy."""
+def test_dropout_preserves_the_strides_of_its_input(device):
+    """As torch's own dropout does, so that later views need no copy."""
     rows = Rows(Plan(4), (1.0,), range(2), torch.tensor([3, 4], device=device))
     x = torch.randn(7, 4, 6, device=device).transpose(0, 1)
     assert fused_draw_mask(rows, 9, Layout(0), x, (0.5,)).drop(x).stride() == x.stride()
@@ -178,13 +172,13 @@ def evaluations(monkeypatch, device, scale):
     return found
 
 
-def test_kernels_give_every_result_of_the_plain_accumulator(monkeypatch, device):
+def test_kernels_match_every_result_of_the_plain_accumulator(monkeypatch, device):
     plain, fused = evaluations(monkeypatch, device, scale=1)
     assert set(plain.tensors) == set(fused.tensors)
     for name, tensor in plain.tensors.items():
         other = fused.tensors[name]
         assert (other.dtype, other.shape) == (tensor.dtype, tensor.shape), name
-        # float32 sums over 6 samples and 7 classes; halves have every fourth rung of the ladder
+        # float32 sums over 6 samples and 7 classes; halves use every fourth power of the ladder
         near = 2e-3 if name.endswith("half") else 5e-5
         torch.testing.assert_close(other, tensor, rtol=1e-5, atol=near, msg=lambda m, n=name: n + m)
 
@@ -197,7 +191,7 @@ def test_probabilities_too_low_for_plain_sums_are_summed_in_log_space(monkeypatc
 
 
 class Small(nn.Module):
-    """Dropout of every form that a kernel has its own way for, and one that it has not."""
+    """Dropout of every form that has a kernel, and one that has none."""
 
     def __init__(self):
         super().__init__()
@@ -212,12 +206,12 @@ class Small(nn.Module):
         return self.out(self.encoder(self.spatial(self.embedding(tokens)), mask, is_causal=True))
 
 
-def test_a_model_has_the_same_scores_with_masks_from_kernels(monkeypatch, device):
+def test_scores_are_the_same_with_masks_from_kernels(monkeypatch, device):
     torch.manual_seed(0)
     model, tokens = Small().to(device), torch.randint(5, (3, 3)).to(device)
     how = {"grid": ad.Grid((0, 1), (0.5, 1)), "num_samples": 4, "temperatures": (0.25, 4)}
     found = []
-    # Sums over samples have kernels of their own, which interpolate.
+    # Without the kernels for sums over samples, which interpolate.
     monkeypatch.setattr(worker, "_suits_kernels", lambda *_: False)
     for ready in (False, True):
         monkeypatch.setattr(worker.kernels, "ready", lambda _, ready=ready: ready)
@@ -234,7 +228,7 @@ def test_nan_logits_are_refused_with_the_batch(monkeypatch, device):
 
         def forward(self, x):
             logits = self.out(self.drop(x))
-            # Only dropped inputs are broken: the deterministic pass is fine.
+            # Only dropped inputs are broken: the deterministic pass is finite.
             return logits + torch.where((self.drop(x) == 0).any(), float("nan"), 0.0)
 
     monkeypatch.setattr(worker, "_suits_kernels", lambda *_: True)

@@ -1,6 +1,6 @@
 """Log-partitions at many temperatures against `family.temperature.partitions` and float64.
 
-G is a logarithm of at most V terms in float32, b·(log M − max) up to 16·40: within 1e-5.
+G is a logarithm of a float32 sum of V terms, with b·(log M − max) down to −16·40: within 1e-5.
 """
 
 import kernel_device
@@ -18,7 +18,7 @@ INVERSE = torch.cat([Nodes(0.125, 8.0).inverse(), torch.tensor([1.0, 2.0])])
 
 
 @pytest.mark.parametrize("shape", [(2, 3, 70), (1, 128), (3, 2, 1, 5), (2, 2100)])
-def test_partitions_are_those_of_the_family(shape, device):
+def test_log_partitions_match_the_plain_form(shape, device):
     log_means = (4 * torch.randn(shape)).log_softmax(-1)
     G, peak = log_partitions(log_means.to(device), INVERSE)
     exact, top = temperature.partitions(log_means.double(), INVERSE)
@@ -47,7 +47,7 @@ def test_strided_and_empty_rows(device):
 
 
 def test_the_plain_form_runs_where_kernels_do_not():
-    """A CPU in interpreter mode, and float64 anywhere: the family's bits."""
+    """On a CPU, even with the interpreter, and in float64: the same bits."""
     log_means = torch.randn(3, 70).log_softmax(-1)
     for rows in (log_means, log_means.double()):
         found, wanted = kernels.partitions(rows, INVERSE), temperature.partitions(rows, INVERSE)

@@ -19,7 +19,7 @@ device = kernel_device.device
 
 @dataclass
 class Found:
-    """A stack after a window and back, what it was given, and what float64 says."""
+    """A stack after a forward and a backward pass, its inputs, and the results in float64."""
 
     stack: Stack
     wanted: torch.Tensor
@@ -30,21 +30,21 @@ class Found:
 
 
 def spread(mask, sharing, layers, shape):
-    """A kernel's mask in full, [layers, time, B, H] float64."""
+    """A kernel's mask expanded to [layers, time, B, H] float64."""
     size = (layers, shape.time, shape.rows, shape.hidden)
     if sharing == "none":
         return torch.ones(size, dtype=torch.float64)
     return mask[..., : shape.hidden].double().cpu().expand(size)
 
 
-def run(shape, state, inter, device):
+def run(shape, state, inter, device, sizes=None):
     generator = torch.Generator().manual_seed(0)
 
     def normal(*size):
         return torch.randn(size, generator=generator, dtype=torch.float64)
 
-    H, L, B, T = shape.hidden, shape.layers, shape.rows, shape.time
-    # The weights' scale keeps gates off saturation, where a wrong gradient would look right.
+    H, L, B, time = shape.hidden, shape.layers, shape.rows, shape.time
+    # Weights of this scale do not saturate gates, where a wrong gradient would look right.
     layers = [
         tuple(
             part.requires_grad_()
@@ -52,11 +52,11 @@ def run(shape, state, inter, device):
         )
         for n in (shape.inputs, *[H] * (L - 1))
     ]
-    x, h, c = normal(T, B, shape.inputs).requires_grad_(), normal(L, B, H), normal(L, B, H)
-    dy = normal(T, B, H)
+    x, h, c = normal(time, B, shape.inputs).requires_grad_(), normal(L, B, H), normal(L, B, H)
+    dy = normal(time, B, H)
     weights = StackWeights(shape, torch.float32, device)
     weights.pack([tuple(p.detach().float().to(device) for p in layer) for layer in layers])
-    made = Stack(shape, weights, state, inter)
+    made = Stack(shape, weights, state, inter, sizes=sizes)
     for mask in made.masks:
         kept = torch.rand(mask.shape, generator=generator) >= 0.3
         mask.copy_(kept / 0.7)
@@ -71,8 +71,8 @@ def run(shape, state, inter, device):
     wide_dy = torch.zeros_like(made.out)
     wide_dy[..., :H] = dy
     mask = None
-    if state != "none":  # masks of the output are shared as those of the state here
-        steps = T if state == "step" else 1
+    if state != "none":  # output masks are shared over time as the state masks here
+        steps = time if state == "step" else 1
         mask = (torch.rand(steps, B, made.out.shape[-1], generator=generator) > 0.3) / 0.7
     made.backward(wide_dy, None if mask is None else mask.to(device))
     y, h, c = reference(x, h, c, layers, masks, shape.capped, shape.skip)
@@ -97,7 +97,7 @@ def check(found, device):
 
 
 def weight_gradients(stack):
-    """Of W and U of all layers."""
+    """The gradients of W and U of all layers."""
     found = [
         torch.full_like(w.flatten(1, 2), torch.nan) for w in (stack.weights.w_x, stack.weights.w_h)
     ]
@@ -107,7 +107,7 @@ def weight_gradients(stack):
 
 
 def check_padding(stack):
-    """Pad units are exactly zero wherever they could leak, but for the one that is 1."""
+    """Padding units are exactly zero wherever they could leak, except for the one that is 1."""
     H = stack.shape.hidden
     for tensor in (stack.out, stack.last, stack.c, stack.d_gates):
         assert not tensor[..., H:].any()
@@ -128,7 +128,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_outputs_and_gradients_are_those_of_float64(case, device):
+def test_outputs_and_gradients_match_float64(case, device):
     *sizes, state, inter = case
     found = run(StackShape(*sizes), state, inter, device)
     check(found, device)
@@ -137,15 +137,14 @@ def test_outputs_and_gradients_are_those_of_float64(case, device):
 
 @pytest.mark.parametrize("case", CASES[2:5], ids=str)
 @pytest.mark.parametrize("sizes", [lstm_stack._LONG, lstm_stack._WIDE], ids=["long", "wide"])
-def test_programs_of_other_sizes(sizes, case, device, monkeypatch):
-    monkeypatch.setattr(lstm_stack, "forward_sizes", lambda *found: sizes)
+def test_programs_of_other_sizes_match_float64(sizes, case, device):
     *shape, state, inter = case
-    found = run(StackShape(*shape), state, inter, device)
+    found = run(StackShape(*shape), state, inter, device, sizes)
     check(found, device)
     check_padding(found.stack)
 
 
-def test_programs_are_as_wide_as_leaves_each_a_processor():
+def test_programs_have_the_smallest_size_that_gives_each_a_multiprocessor():
     large, small = 227 * 2**10, 99 * 2**10
     assert lstm_stack.forward_sizes(960, 2, 132, large) is lstm_stack._LONG  # 120 programs
     assert lstm_stack.forward_sizes(736, 4, 132, large) is lstm_stack._WIDE  # 184, so 92
@@ -164,14 +163,14 @@ def test_programs_are_as_wide_as_leaves_each_a_processor():
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
-def test_any_small_stack_is_that_of_float64(sizes, form, sharing, device):
+def test_any_small_stack_matches_float64(sizes, form, sharing, device):
     check(run(StackShape(*sizes, *form), *sharing, device), device)
 
 
 @pytest.mark.parametrize("capped", [True, False])
 @pytest.mark.parametrize("gate", range(4))
-def test_a_gate_that_is_no_number_shows_in_the_output(gate, capped, device):
-    """As in the plain form: a run or an evaluation with broken weights must not look well."""
+def test_a_nan_gate_shows_in_the_output(gate, capped, device):
+    """As in the plain form: a run or an evaluation with broken weights must not look sound."""
     shape = StackShape(3, 5, 1, 2, 2, capped)
     weights = StackWeights(shape, torch.float32, device)
     weights.bias[0, gate, 4] = torch.nan
@@ -183,8 +182,8 @@ def test_a_gate_that_is_no_number_shows_in_the_output(gate, capped, device):
 
 
 @pytest.mark.parametrize("bias", [-200.0, 200.0])
-def test_saturated_gates_are_numbers(bias, device):
-    """Whose exponentials overflow."""
+def test_saturated_gates_are_finite(bias, device):
+    """Although their exponentials overflow."""
     shape = StackShape(3, 5, 1, 2, 2)
     weights = StackWeights(shape, torch.float32, device)
     weights.bias[0, 0, :5], weights.bias[0, 1:, :5] = bias, abs(bias)
@@ -197,7 +196,7 @@ def test_saturated_gates_are_numbers(bias, device):
 
 
 def test_rows_that_are_not_kept_start_from_zero(device):
-    """The others from the dropped state and the cell of the window before."""
+    """The others start from the dropped state and the cell of the last window."""
     stack = Stack(
         StackShape(3, 5, 2, 2, 3),
         StackWeights(StackShape(3, 5, 2, 2, 3), torch.float32, device),
@@ -214,8 +213,8 @@ def test_rows_that_are_not_kept_start_from_zero(device):
     assert not stack.dc.any() and (stack.last[..., :5] == 2.0).all()
 
 
-def test_windows_without_training_carry_the_state_on(device):
-    """Two windows of 2 steps are one of 4, to the bit; nothing is kept for a backward pass."""
+def test_windows_without_training_carry_the_state(device):
+    """Two windows of 2 steps equal one of 4 to the bit; nothing is kept for a backward pass."""
     whole, part = StackShape(3, 5, 2, 2, 4), StackShape(3, 5, 2, 2, 2)
     weights = StackWeights(whole, torch.float32, device)
     generator = torch.Generator().manual_seed(0)

@@ -1,4 +1,4 @@
-"""Whole steps of `FusedText` against the model in float64 with the same masks."""
+"""Training steps of `FusedText` against the model in float64 with the same masks."""
 
 import copy
 
@@ -54,7 +54,7 @@ def fused_run(config, device):
 
 
 def advance(run, fused, steps):
-    """Steps as `Trainer.train_step` makes them where kernels run; returns the losses."""
+    """Takes steps as `Trainer.train_step` does with kernels; returns the losses."""
     losses = []
     for _ in range(steps):
         losses.append(float(fused.step(run.step)))
@@ -63,7 +63,7 @@ def advance(run, fused, steps):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_three_steps_are_those_of_the_model(name, folder, device):
+def test_three_steps_match_the_model(name, folder, device):
     """Losses within 1e-6 (tf32: 1e-3); updates, squares and states within 1e-4 (3e-2)."""
     objective = {"state_reset": 0.4 if "two layers" in name else 0.0}
     config = tiny_run.config(folder, MODELS[name], objective=objective)
@@ -90,7 +90,7 @@ def test_three_steps_are_those_of_the_model(name, folder, device):
 
 
 def assert_packed(fused):
-    """The copies that the update wrote are those that `pack` would make."""
+    """The copies that the update wrote equal those that `pack` makes."""
     copies = fused.steps.copies
     held = [copies.embedding, copies.softmax, copies.stack.w_x, copies.stack.w_h, copies.stack.bias]
     held += [] if copies.projection is None else [copies.projection]
@@ -100,7 +100,7 @@ def assert_packed(fused):
 
 
 def test_every_step_draws_every_mask(folder, device):
-    """Also those that are drawn beside the ticks: the steps above take masks as they are."""
+    """Also those drawn on the second stream; the test above uses masks as they are."""
     model = {"embedding_size": 3, "hidden_sizes": [5, 5], "state_dropout": 0.5}
     model |= {f"{name}_dropout": 0.5 for name in ("input", "inter_layer", "output", "projection")}
     run, fused = fused_run(tiny_run.config(folder, model), device)
@@ -114,8 +114,8 @@ def test_every_step_draws_every_mask(folder, device):
     assert not any(torch.equal(a, b) for a, b in zip(*found))
 
 
-def test_a_resumed_run_draws_the_same_masks_and_goes_on_the_same(folder, device):
-    """Bit-equal masks; weights too in the interpreter, on a GPU sums have no fixed order (1e-5)."""
+def test_a_resumed_run_draws_the_same_masks_and_makes_the_same_steps(folder, device):
+    """Masks and, in the interpreter, weights are equal to the bit; on a GPU within 1e-5."""
     model = {"state_dropout": 0.2}
     config = tiny_run.config(folder, model, objective={"state_reset": 0.3})
     run, fused = fused_run(config, device)
@@ -123,7 +123,7 @@ def test_a_resumed_run_draws_the_same_masks_and_goes_on_the_same(folder, device)
     saved = copy.deepcopy(run.capture())
     advance(run, fused, 1)
     later = tiny_run.trainer(config, device)
-    torch.rand(3)  # what was drawn before does not matter
+    torch.rand(3)  # earlier draws must not matter
     later.restore(saved)
     resumed = FusedText(later.task, later.model, later.optimiser, later.step, dtype=torch.float32)
     advance(later, resumed, 1)
@@ -136,10 +136,10 @@ def test_a_resumed_run_draws_the_same_masks_and_goes_on_the_same(folder, device)
             assert relative(here.tensors[name], tensor) <= within(device, 0.0, 1e-5), name
 
 
-def test_a_validation_before_the_first_step_leaves_the_kernels_the_weights(
+def test_a_validation_before_the_first_step_does_not_change_the_kernels_weights(
     folder, device, monkeypatch
 ):
-    """As after a resume: the averaged weights are in place while it validates, and not after."""
+    """As after a resume: averaged weights are in place during the validation, but not after it."""
     run, fused = fused_run(tiny_run.config(folder, averaging={"latest": 1}), device)
     advance(run, fused, 3)
     run.average = WeightAverage(run.model)
@@ -156,8 +156,8 @@ def test_a_validation_before_the_first_step_leaves_the_kernels_the_weights(
     torch.testing.assert_close(table[: size[0], : size[1]].float(), run.model.embedding, **near)
 
 
-def test_steps_go_on_with_the_same_tensors_after_averaged_weights_were_in_place(folder, device):
-    """The update knows parameters by their addresses; on a GPU sums have no fixed order (1e-5)."""
+def test_steps_continue_with_the_same_tensors_after_averaged_weights_were_in_place(folder, device):
+    """The update uses addresses of parameters; on a GPU sums have no fixed order (1e-5)."""
     config = tiny_run.config(folder)
     (plain, alone), (run, fused) = (fused_run(config, device) for _ in range(2))
     for of, steps in ((plain, alone), (run, fused)):
@@ -173,7 +173,7 @@ def test_steps_go_on_with_the_same_tensors_after_averaged_weights_were_in_place(
         assert relative(found, wanted) <= within(device, 0.0, 1e-5)
 
 
-def test_a_new_learning_rate_and_more_windows_than_are_held_reach_the_device(
+def test_a_new_learning_rate_and_a_second_load_of_windows_reach_the_device(
     folder, device, monkeypatch
 ):
     monkeypatch.setattr("afterdrop.train.fused_text._AHEAD", 2)
@@ -189,8 +189,8 @@ def test_a_new_learning_rate_and_more_windows_than_are_held_reach_the_device(
 
 @pytest.mark.parametrize("model", [{"hidden_sizes": [5, 5]}, {"embedding_size": 3}], ids=str)
 @pytest.mark.parametrize("max_targets", [None, 5])
-def test_validation_is_that_of_the_model(model, max_targets, folder, device):
-    """The same targets; XE and temperature within 1e-5 (tf32: 3e-3). A second pass is the same."""
+def test_validation_matches_the_model(model, max_targets, folder, device):
+    """The same targets; XE within 1e-5 (tf32: 3e-3). A second pass gives the same."""
     config = tiny_run.config(folder, model, validation={"max_targets": max_targets})
     run, fused = fused_run(config, device)
     run.model.eval()
@@ -206,7 +206,7 @@ def test_validation_is_that_of_the_model(model, max_targets, folder, device):
 
 
 def test_no_window_of_a_validation_waits_for_the_device(folder, device):
-    """Some have padding. The text is there from the first validation on, all windows in one."""
+    """Some have padding. The first validation copies the text to the device as one tensor."""
     run, fused = fused_run(tiny_run.config(folder, {"embedding_size": 3}), device)
     validate(fused.validation_batches())
     held = run.task.validation_windows

@@ -1,4 +1,4 @@
-"""Training masks: their values, their rate, and that they are a function of seed, step and site."""
+"""Training masks: values, rate, and dependence on nothing but seed, step, site and element."""
 
 import kernel_device
 import pytest
@@ -27,29 +27,29 @@ def test_values_and_rate(rate, device):
     assert abs(float((~kept).double().mean()) - rate) < 4 * error
 
 
-def test_the_same_again_and_another_for_each_step_site_and_seed(device):
+def test_masks_repeat_and_differ_between_steps_sites_and_seeds(device):
     one = drawn(device)
     assert torch.equal(one, drawn(device))
     others = [{"step": 1}, {"step": 2**31 + 5}, {"site": 1}, {"seed": 1}, {"seed": 2**40}]
     masks = [one, *(drawn(device, **other) for other in others)]
     for at, mask in enumerate(masks):
         for other in masks[:at]:
-            # Independent masks agree in 0.7² + 0.3² = 58 % of 3,300 places; 5 standard errors.
+            # Independent masks agree in 0.7² + 0.3² = 58 % of 3,300 elements; 5 standard errors.
             agree = float(((mask > 0) == (other > 0)).double().mean())
             assert abs(agree - 0.58) < 5 * (0.58 * 0.42 / mask.numel()) ** 0.5
 
 
-def test_elements_do_not_depend_on_the_size_of_the_mask_or_its_type(device):
+def test_elements_do_not_depend_on_the_size_or_dtype_of_the_mask(device):
     long, short = drawn(device, shape=(3000,)), drawn(device, shape=(7,))
     assert torch.equal(long[:7], short)
     half = drawn(device, shape=(3000,), dtype=torch.float16)
     assert torch.equal(half, long.half())
 
 
-@pytest.mark.parametrize("rows", [2, 6], ids=["shared over time", "of each step"])
+@pytest.mark.parametrize("rows", [2, 6], ids=["shared over time", "per step"])
 @pytest.mark.parametrize("gather", [False, True])
 def test_rows_times_their_mask_are_rounded_into_the_first_columns(rows, gather, device):
-    """Three steps of two rows, 1,100 columns in blocks of 1,024; padding is left alone."""
+    """Three steps of two rows, 1,100 columns in blocks of 1,024; padding is not written."""
     table, mask = torch.randn(9, 1104, device=device), torch.randn(rows, 1104, device=device)
     index = torch.tensor([8, 0, 3, 3, 1, 5], device=device) if gather else None
     target = torch.full((6, 1120), 7.0, dtype=torch.float16, device=device)
@@ -66,9 +66,9 @@ def test_without_a_mask_rows_are_copied(device):
     assert torch.equal(target[:, :4], rows[:, :4]) and not target[:, 4].any()
 
 
-@pytest.mark.parametrize("rows", [None, 2, 6], ids=["no mask", "shared over time", "of each step"])
-def test_masked_rows_are_added_to_those_of_a_table(rows, device):
-    """Two rows to the same one, 1,100 columns in blocks of 1,024; the others are left alone."""
+@pytest.mark.parametrize("rows", [None, 2, 6], ids=["no mask", "shared over time", "per step"])
+def test_masked_rows_are_added_to_rows_of_a_table(rows, device):
+    """Two of them to the same row; 1,100 columns in blocks of 1,024; padding is not written."""
     source = torch.randn(6, 1104, device=device)
     mask = None if rows is None else torch.randn(rows, 1104, device=device)
     index = torch.tensor([8, 0, 3, 3, 1, 5], device=device)

@@ -1,4 +1,4 @@
-"""Evaluation masks inside kernels: the bits of `masks.uniforms`."""
+"""Evaluation masks inside kernels equal those of `masks.uniforms` to the bit."""
 
 import kernel_device
 import pytest
@@ -30,7 +30,7 @@ def dropped(plan, places, hashes, device):
 
 
 def expected(u):
-    """What `drop_rows` makes of uniforms [K, W, H] at each rate."""
+    """What `drop_rows` should give for uniforms [K, W, H] at each rate."""
     kept = [(u >= torch.tensor(r)).float() / (1 - torch.tensor(r)) for r in RATES]
     return torch.stack(kept).transpose(1, 2)
 
@@ -58,8 +58,8 @@ def test_levels_count_the_rates_at_which_a_unit_is_kept(device):
 
 
 @pytest.mark.parametrize("samples", [2, 6, 100])
-def test_a_unit_whose_uniform_is_the_rate_is_kept(samples, device):
-    """And rates of 1 keep none; every stratum that a rate divides is decided as on a CPU."""
+def test_a_unit_whose_uniform_equals_the_rate_is_kept(samples, device):
+    """And a rate of 1 keeps none; inside a divided stratum the decision is that of a CPU."""
     plan, key, units = Plan(samples), site_key(0, "site", 0, 0), 40
     places, hashes = words(unit_words(key, EXAMPLES).to(device), None, units)
     u = uniforms(plan, key, range(samples), EXAMPLES, (units,)).transpose(0, 1).flatten(0, 1)
@@ -71,7 +71,7 @@ def test_a_unit_whose_uniform_is_the_rate_is_kept(samples, device):
     assert torch.equal(levels.cpu(), wanted.to(torch.uint8))
 
 
-def test_every_time_step_has_its_own(device):
+def test_every_time_step_has_its_own_mask(device):
     plan, key, units = Plan(6, 3), site_key(3, "site", 0, 0), 10
     places, hashes = words(unit_words(key, EXAMPLES).to(device), 4, units)
     u = uniforms(plan, key, range(6), EXAMPLES, (4, units))
@@ -80,7 +80,7 @@ def test_every_time_step_has_its_own(device):
         assert torch.equal(found.cpu() > 0, expected(u[:, :, step]) > 0)
 
 
-def test_no_site_copies_and_tokens_gather(device):
+def test_rows_are_copied_without_a_mask_and_gathered_with_tokens(device):
     table = torch.randn(7, 5, device=device)
     tokens = torch.tensor([3, 6], device=device)
     found = torch.zeros(2 * 2 * 4, 5, device=device)
@@ -92,5 +92,5 @@ def test_plans_that_kernels_do_not_draw():
     assert why_not_drawn(Plan(100)) is None
     assert why_not_drawn(Plan(4, scheme="antithetic")) == "masks are 'antithetic'"
     assert why_not_drawn(Plan(8, blocks=4)) == "samples are in 4 blocks"
-    assert why_not_drawn(Plan(520)) is None  # in eight of 65
-    assert why_not_drawn(Plan(2 * 257)) == "samples are in 6 blocks"  # of which not all are equal
+    assert why_not_drawn(Plan(520)) is None  # eight blocks of 65
+    assert why_not_drawn(Plan(2 * 257)) == "samples are in 6 blocks"  # not all of equal size

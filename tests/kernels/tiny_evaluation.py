@@ -1,4 +1,4 @@
-"""Evaluations that the interpreter can do: small language models on nine tokens."""
+"""Evaluations small enough for the interpreter: language models on nine tokens."""
 
 import dataclasses
 
@@ -15,12 +15,12 @@ from afterdrop.models import LanguageModel, LanguageModelConfig
 from afterdrop.models.fused import Copies, DeterministicPass
 
 V = 13
-HALF_NODES = 11  # then T = 1
+HALF_NODES = 11  # coarse nodes; T = 1 follows them
 
 
 class Float32Worker(FusedLanguageWorker):
     dtype = torch.float32
-    chunks = plain = 0  # of the kernels, and batches of the plain form
+    chunks = plain = 0  # chunks by the kernels, batches by the plain form
 
     def _windows(self, *args):
         self.chunks += 1
@@ -35,14 +35,14 @@ def build(device, **options):
     torch.manual_seed(1)
     model = LanguageModel(LanguageModelConfig(vocabulary=V, **options)).eval().to(device)
     with torch.no_grad():
-        for parameter in model.parameters():  # initial weights hardly tell one mask from another
+        for parameter in model.parameters():  # with initial weights masks hardly differ
             parameter.mul_(3)
         model.softmax_bias.normal_()
     return model
 
 
 def evaluated(model, kind, stream, *, fused_states=False, alphas=(0, 1), resume=None):
-    """The scores of a text of 9 tokens, and the worker that made them."""
+    """The scores of a text of 9 tokens, and the worker that computed them."""
     text = torch.randint(1, V, (9,), generator=torch.Generator().manual_seed(0))
     stripes = EvalStripes(text, 0, stream.stripes, stream.time, lines=False)
     passes = None
@@ -70,8 +70,8 @@ def assert_same(found, wanted, tolerance=1e-5):
         assert mine.dtype == tensor.dtype and mine.shape == tensor.shape, name
         near = tolerance * (50 if name.endswith("partition") else 1)
         if name.endswith("half"):
-            # They come from every fourth rung of a ladder, and differ a lot with two samples each.
-            # The last nodes lie beyond the lowest temperature.
+            # Interpolated from every fourth power of the ladder, and large with two samples per
+            # half. The last nodes lie beyond the lowest temperature.
             near = 100 * tolerance
             outer = slice(HALF_NODES - 3, HALF_NODES)
             assert (mine - tensor)[..., outer, :].abs().max() < 1000 * tolerance

@@ -1,4 +1,4 @@
-"""A run that the kernels can train, small enough for the interpreter."""
+"""A training run that the kernels support, small enough for the interpreter."""
 
 import torch
 
@@ -12,7 +12,7 @@ WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "a
 
 
 def write_text(folder):
-    """A text in three splits; returns its folder."""
+    """Writes a text in three splits and returns its folder."""
     folder.mkdir()
     lines = [" ".join(WORDS[(i * k) % 11] for k in range(1, 3 + i % 6)) for i in range(1, 40)]
     for split, part in (("train", lines[:30]), ("valid", lines[30:33]), ("test", lines[33:])):
@@ -21,12 +21,12 @@ def write_text(folder):
 
 
 def config(folder, model=None, **sections):
-    """A configuration; `model` and sections add to it."""
+    """A configuration, updated by `model` and other sections."""
     base = {
         "data": {"name": str(folder), "level": "word"},
         "model": {"hidden_sizes": [5], "input_dropout": 0.3, "output_dropout": 0.4},
         "objective": {"batch_size": 3, "window": 3, "l2_penalty": 1e-3},
-        # A large epsilon: else weights of tiny gradients move by the sign of a rounding error.
+        # A large epsilon, or weights with tiny gradients move by the sign of a rounding error.
         "optimiser": {"learning_rate": 0.05, "max_norm": 1.0, "epsilon": 1e-2},
         "schedule": {"steps_per_interval": 5, "intervals": 2, "drop_latest": 3},
         "averaging": {"latest": 1},
@@ -38,13 +38,13 @@ def config(folder, model=None, **sections):
 
 
 def trainer(config, device) -> Trainer:
-    """A fresh run on a device, the same weights each time."""
+    """A fresh run on a device, always with the same weights."""
     torch.manual_seed(0)
     text = load_text(config.data.name, level="word")
     task = TextTask(config, text, device)
     model = task.build_model()
     assert isinstance(model, LanguageModel)
     with torch.no_grad():
-        for parameter in model.parameters():  # initial weights are too small to matter
+        for parameter in model.parameters():  # initial weights are too small to show errors
             parameter.mul_(3.0)
     return Trainer(config, task, model.to(device))

@@ -1,4 +1,4 @@
-"""The paper's equations restated in float64 NumPy, independent of src.
+"""The paper's equations restated in float64 NumPy, independent of `afterdrop`.
 
 Legend: K samples, N targets, V classes. `lp` is log p_k(c), [K, N, V]; `w` the weights of the
 samples (uniform, or the probabilities of all masks of an enumeration).
@@ -31,7 +31,7 @@ def _weights(lp, w):
 
 
 def log_power_mean(lp, alpha, w=None):
-    """Over axis 0. Below 1e-3 by the cumulants of log p, where the plain form cancels."""
+    """Over axis 0; below alpha 1e-3 relative to the mean of log p, where the plain form cancels."""
     lp = np.asarray(lp, dtype=np.float64)
     w = _weights(lp, w)
     if alpha == 0:
@@ -140,12 +140,12 @@ def clustered_error(values, clusters):
 
 
 def all_masks(units):
-    """[2^units, units] of 0 and 1."""
+    """All masks [2^units, units] of zeros and ones."""
     return np.array(list(itertools.product((0.0, 1.0), repeat=units)))
 
 
 def enumerate_mlp(x, first, second, rate, activation=np.tanh):
-    """Every mask of one hidden layer: lp [2^H, N, V] and the masks' probabilities.
+    """All masks of one hidden layer: lp [2^H, N, V] and the probabilities of the masks.
 
     `first` and `second` are (weight, bias) as nn.Linear holds them.
     """

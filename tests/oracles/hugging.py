@@ -1,4 +1,4 @@
-"""Tiny models of transformers at random initialisation, every rate of the configuration set."""
+"""Tiny randomly initialised models of transformers, with every dropout rate set."""
 
 import torch
 

@@ -1,7 +1,7 @@
 """The LSTM language model, restated from the equations one number at a time in float64.
 
-Independent of `afterdrop.models`: nothing of it is imported, nothing is vectorised over time,
-rows or units. Masks are given, already rescaled, in full shape [time][row][unit], or are None.
+Independent of `afterdrop.models`, from which nothing is imported; nothing is vectorised over time,
+rows or units. Masks are given, already rescaled, in full shape [time][row][unit], or None.
 """
 
 import math
@@ -25,9 +25,9 @@ def dot_rows(weight, vector) -> list[float]:
 
 
 def layer(x, h0, c0, p, gate="capped", state_mask=None, update_mask=None):
-    """Every h [time, B, H] and the last c. p: weight_x, weight_h, bias, and gains for layer norm.
+    """All h [time, B, H] and the last c. `p`: weight_x, weight_h, bias, and layer-norm gains.
 
-    Columns are in blocks j, o, f, i of H.
+    Rows of the weights are the gates j, o, f, i, H of each.
     """
     x = np.asarray(x, dtype=np.float64)
     time, batch, _ = x.shape
@@ -68,7 +68,7 @@ def layer(x, h0, c0, p, gate="capped", state_mask=None, update_mask=None):
 
 
 def stack(x, states, layers, gate="capped", stacking="skip", masks=None):
-    """Output and states. masks: "input", ("inter", k), ("state", k), ("update", k) or missing."""
+    """Output and states. Keys of `masks`: "input", ("inter", k), ("state", k), ("update", k)."""
     masks = masks or {}
     x = np.asarray(x, dtype=np.float64) * masks.get("input", 1.0)
     hs, after, read = [], [], x
@@ -82,7 +82,7 @@ def stack(x, states, layers, gate="capped", stacking="skip", masks=None):
 
 
 def language_model(tokens, states, p, layers, gate="capped", stacking="skip", masks=None, rows=""):
-    """Logits [B, time, V] and states. masks also: "embedding" [V, 1], "output", "projection"."""
+    """Logits [B, time, V] and states. `masks` also: "embedding" [V, 1], "output", "projection"."""
     masks = masks or {}
     tokens = np.asarray(tokens)
     table = np.asarray(p["embedding"], dtype=np.float64)

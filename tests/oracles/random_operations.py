@@ -1,11 +1,11 @@
-"""What is random in a plain train-mode pass, counted below everything that afterdrop controls."""
+"""Counts random operations of a train-mode pass, below the level that afterdrop controls."""
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class CountRandom(TorchDispatchMode):
-    """Counts operations that really draw more than a single number (which steers control flow)."""
+    """Counts operations that draw more than one number; single numbers steer control flow."""
 
     def __init__(self):
         super().__init__()
@@ -31,7 +31,7 @@ class CountRandom(TorchDispatchMode):
 
 
 def count_random(model, *args, **kwargs):
-    """Random operations in a train-mode pass; the model's modes and buffers are restored."""
+    """Number of random operations in a train-mode pass; restores the model's modes and buffers."""
     modes = [(m, m.training) for m in model.modules()]
     buffers = [(b, b.clone()) for b in model.buffers()]
     counter = CountRandom()

@@ -10,7 +10,7 @@ from oracles.family import log_softmax
 
 
 def sampled_log_probs(model, x, plan: Plan, multiplier=1.0):
-    """[K, B, ..., V] in float64, one row of the batch per sample and example."""
+    """Log-probabilities [K, B, ..., V] in float64, one pass per sample."""
     sites = ad.find_sites(model, x)
     control, out = sites.control(model), []
     modes = [(m, m.training) for m in model.modules()]

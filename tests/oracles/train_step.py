@@ -1,4 +1,4 @@
-"""A training step in plain torch with masks that are given, in float64 or as the model is.
+"""A training step in plain torch with given masks, in the dtype of the model.
 
 The masks are those that a `FusedStep` has just drawn, so that both make the same step.
 """
@@ -29,7 +29,7 @@ def drawn_masks(steps):
 
 
 class Given(TorchFunctionMode):
-    """Answers F.dropout with masks that are given, in their order."""
+    """Replaces F.dropout by multiplication with given masks, in their order."""
 
     def __init__(self, masks):
         super().__init__()
@@ -42,7 +42,7 @@ class Given(TorchFunctionMode):
 
 
 class PlainSteps:
-    """Steps of a model as `Trainer` makes them; `model` is trained in its own type."""
+    """Steps of a model as `Trainer` makes them, in the dtype of the model."""
 
     def __init__(self, config, task, model):
         self.config, self.task, self.model, self.state = config, task, model, None

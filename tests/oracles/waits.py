@@ -1,14 +1,14 @@
-"""What would make the host wait for a GPU, seen on a CPU where nothing does."""
+"""Detects on a CPU what would make the host wait for a GPU."""
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_SIZES = {"_local_scalar_dense", "nonzero", "masked_select"}  # a number or a size, to the host
+_SIZES = {"_local_scalar_dense", "nonzero", "masked_select"}  # the host needs a number or a size
 
 
 class CountWaits(TorchDispatchMode):
-    """Notes operations whose result or its size the host needs; also indices that are masks."""
+    """Records operations whose result, or its size, the host needs, such as boolean indexing."""
 
     def __init__(self):
         super().__init__()
@@ -23,7 +23,7 @@ class CountWaits(TorchDispatchMode):
 
 
 class CountCopies(TorchFunctionMode):
-    """Notes calls that bring a tensor, or a number of it, to the CPU."""
+    """Records calls that copy a tensor, or one of its numbers, to the CPU."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Small models at random initialisation, each with dropout somewhere else."""
+"""Small randomly initialised models, each with dropout in other places."""
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +12,7 @@ def mlp(features=5, hidden=7, classes=3, rate=0.5, dropout=nn.Dropout):
 
 
 class ConvNet(nn.Module):
-    """BatchNorm, channel dropout and a functional dropout gated on self.training."""
+    """BatchNorm, channel dropout and functional dropout that depends on self.training."""
 
     def __init__(self, classes=3):
         super().__init__()
@@ -42,7 +42,7 @@ class Recurrent(nn.Module):
 
 
 class Packed(nn.Module):
-    """Packs sequences of several lengths inside."""
+    """Packs sequences of several lengths in its forward pass."""
 
     def __init__(self):
         super().__init__()
@@ -111,7 +111,7 @@ class WeightDropped(nn.Module):
 
 
 class AWD(nn.Module):
-    """AWD-LSTM-like, 8 sites: words, input, 3 recurrent matrices, 2 between layers, output."""
+    """Like AWD-LSTM, 8 sites: words, input, 3 recurrent matrices, 2 between layers, output."""
 
     RATES = (
         "words.rate",
@@ -141,7 +141,7 @@ class AWD(nn.Module):
 
 
 class DropPath(nn.Module):
-    """Attributes and arithmetic of timm's."""
+    """With the attributes and arithmetic of timm's."""
 
     def __init__(self, drop_prob=0.0, scale_by_keep=True):
         super().__init__()
@@ -158,7 +158,7 @@ class DropPath(nn.Module):
 
 
 class StochasticDepth(nn.Module):
-    """Attributes and arithmetic of torchvision's."""
+    """With the attributes and arithmetic of torchvision's."""
 
     def __init__(self, p, mode):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What DESIGN §1 calls a theorem, for any samples."""
+"""The inequalities and identities of the family, for any samples."""
 
 import math
 
@@ -48,7 +48,7 @@ def test_normaliser_is_at_most_one_and_one_for_the_arithmetic_mean(lp, alpha):
 
 @settings(max_examples=150, deadline=None)
 @given(samples(), alphas)
-def test_objective_is_the_bound_and_two_gaps_none_negative(lp, alpha):
+def test_objective_is_the_bound_plus_two_gaps_that_are_not_negative(lp, alpha):
     y = np.zeros(4, dtype=int)
     log_mean = ad.log_power_mean(lp, alpha)
     bound = lp[:, :, 0].mean(0)
@@ -97,7 +97,7 @@ def test_approximations_tend_to_the_gaps_at_small_variance(lp, alpha):
 
 @settings(max_examples=100, deadline=None)
 @given(st.floats(-1 + 1e-9, 1e6))
-def test_gap_factor_is_its_formula_and_decreases(r):
+def test_gap_factor_follows_its_formula_and_decreases(r):
     got = gap_factor(torch.tensor([r, r + 1e-3 * (1 + abs(r))], dtype=torch.float64))
     assert got[0] > got[1] > 0
     if abs(r) > 1e-2:
@@ -106,7 +106,7 @@ def test_gap_factor_is_its_formula_and_decreases(r):
 
 @settings(max_examples=80, deadline=None)
 @given(samples())
-def test_variance_from_two_means(lp):
+def test_variance_follows_from_two_power_means(lp):
     one, two = (ad.log_power_mean(lp, a, bounded=False) for a in (1, 2))
     expected = lp.exp().var(0, unbiased=False)
     torch.testing.assert_close(variance_of_probability(one, two), expected, rtol=1e-6, atol=1e-12)
@@ -140,7 +140,7 @@ def test_fitted_temperature_is_never_beaten(seed, classes, truth):
 
 @settings(max_examples=60, deadline=None)
 @given(samples(), alphas, st.floats(0.2, 5), st.sampled_from(["mean", "sample"]))
-def test_both_tempers_agree_where_they_should(lp, alpha, t, temper):
+def test_both_tempers_agree_at_alpha_zero(lp, alpha, t, temper):
     mean = oracle.member_log_probs(lp.numpy(), 0, t, "mean")
     sample = oracle.member_log_probs(lp.numpy(), 0, t, "sample")
     np.testing.assert_allclose(mean, sample, atol=1e-9)

@@ -20,7 +20,7 @@ from afterdrop.family import temperature
 
 __all__ = ["Fallback", "partitions", "ready", "reason_to_fall_back", "why_not"]
 
-Result = TypeVar("Result")
+_Result = TypeVar("_Result")
 # Parts of the messages of a RuntimeError raised by Triton, its compilers or the CUDA driver.
 _SIGNS = ("triton error", "c compiler", "ptxas", "passmanager")
 
@@ -107,7 +107,7 @@ class Fallback:
         self.what = what
         self.reason: str | None = None
 
-    def run(self, kernel: Callable[[], Result], plain: Callable[[], Result]) -> Result:
+    def run(self, kernel: Callable[[], _Result], plain: Callable[[], _Result]) -> _Result:
         """The result of `kernel`, or that of `plain` if the kernel cannot run.
 
         Args:

@@ -1,4 +1,4 @@
-"""A function without arguments as a CUDA graph, and work beside its main stream."""
+"""Replays a function as a CUDA graph, and runs work on a second stream."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 
 
 class Replay:
-    """Runs a function that reads and writes fixed tensors, after its first call as a CUDA graph.
+    """Runs a function that reads and writes fixed tensors, as a CUDA graph after its first call.
 
-    The function is given with each call and not kept: an owner that is its own function's object
-    would otherwise hold itself, and its memory, until the next search for such circles.
+    The function is an argument of each call and is not stored: an owner whose bound method it is
+    would form a reference cycle and keep its memory until the next garbage collection.
 
     Args:
-        device: Where the function works; on a CPU it is simply called.
+        device: The device of the function's tensors; on a CPU the function is simply called.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -23,7 +23,7 @@ class Replay:
         self._graph: torch.cuda.CUDAGraph | None = None
 
     def __call__(self, function: Callable[[], None]) -> None:
-        """One run of always the same function; the first call also compiles its kernels."""
+        """Runs the function, the same in every call; the first call also compiles its kernels."""
         if self._graph is not None:
             self._graph.replay()
             return
@@ -32,20 +32,20 @@ class Replay:
             return
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
-        main = torch.cuda.Stream(self._device, priority=-1)  # goes before work `SideStream` it
-        with torch.cuda.graph(graph, stream=main):  # records, does not run
+        main = torch.cuda.Stream(self._device, priority=-1)  # before a `SideStream`
+        with torch.cuda.graph(graph, stream=main):  # records without running
             function()
         self._graph = graph
 
 
 class SideStream:
-    """A second stream for work that the main one needs later; on a CPU all runs in order.
+    """A second stream for work whose results the main stream needs later.
 
-    What one stream makes for the other must lie in tensors that are there from the start: memory
-    that is given back is used again by its own stream, whatever the other still reads.
+    Results that one stream passes to the other must lie in tensors allocated beforehand: memory
+    that is freed is reused by its own stream, even while the other stream still reads it.
 
     Args:
-        device: Where.
+        device: The device; on a CPU everything runs in order.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -53,7 +53,7 @@ class SideStream:
 
     @contextmanager
     def work(self) -> Iterator[None]:
-        """What is launched inside runs beside the main stream, after all that it has so far."""
+        """Launches inside run concurrently with the main stream, after all of its work so far."""
         if self._stream is None:
             yield
             return
@@ -62,6 +62,6 @@ class SideStream:
             yield
 
     def join(self) -> None:
-        """What the main stream does next comes after all work beside it."""
+        """Makes the main stream wait for all work on this stream."""
         if self._stream is not None:
             torch.cuda.current_stream(self._stream.device).wait_stream(self._stream)

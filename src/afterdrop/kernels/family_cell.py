@@ -1,4 +1,4 @@
-"""A step of one layer for many mask samples of a language model at once.
+"""One time step of one layer for many mask samples of a language model at once.
 
 Rows are multipliers × windows × samples, samples innermost; masks are levels (`family_masks`).
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from afterdrop.kernels.family_masks import LevelMask
 from afterdrop.kernels.lstm_forward import sigmoid, tanh
 
-_CELL = {"BLOCK_R": 4, "BLOCK_U": 256, "num_warps": 4}
+_CELL = {"BLOCK_R": 4, "BLOCK_U": 256, "num_warps": 4}  # rows and units per program
 
 
 @triton.jit(do_not_specialize=["group", "t"])
@@ -22,13 +22,13 @@ def _cell(
     gates,  # [rows, 4H] before bias and nonlinearity
     bias,  # [4, H] float32
     c,  # [rows, H] float32
-    own,  # [rows, stride_own]: where the next step's dropped h goes
-    over,  # [rows, stride_over]: the next layer's dropped input; or features [M, W, time, K, H]
+    own,  # [rows, stride_own]: the dropped h that the next step reads, written
+    over,  # [rows, stride_over] the next layer's dropped input, or features [M, W, time, K, H]
     total,  # [rows, H], the sum of layers so far
     plain,  # [M, W, time, K, H] the stack's output
-    levels_s,  # [W · K, H] of the state's mask
+    levels_s,  # [W · K, H] levels of the state's mask
     rates_s,
-    levels_o,  # the same of the mask of `over`
+    levels_o,  # those of the mask of `over`
     rates_o,
     group,  # W · K, rows of one multiplier
     K,
@@ -51,13 +51,13 @@ def _cell(
     m = tl.program_id(2)
     inside = (within < group) & (columns < H)
     row = m.to(tl.int64) * group + within
-    # Every row reads the bias again, from the nearest cache: sharing it would take barriers.
+    # Every row reads the bias again, from the L1 cache: sharing it would need barriers.
     units = tl.broadcast_to(columns, (BLOCK_R, BLOCK_U))
     at = gates + row * 4 * H + units
     at_bias = bias + units
     at_c = c + row * H + units
     at_total = total + row * H + units
-    # All loads before all arithmetic, so that they are under way together.
+    # All loads come before all arithmetic, so that they overlap.
     j = tl.load(at, mask=inside, other=0.0)
     o = tl.load(at + H, mask=inside, other=0.0)
     f = tl.load(at + 2 * H, mask=inside, other=0.0)
@@ -120,18 +120,19 @@ def cell(
     """One step of one layer for all rows; see `_cell` for what is read and written.
 
     Args:
-        gates: Products, without the bias.
-        bias: Of the gates.
-        c: Cells, moved on.
-        own: The layer's own next input.
-        over: The next layer's input, or for the last layer the features.
-        total: Sum of layers.
+        gates: Products of inputs and weights, without the bias.
+        bias: Bias of the gates.
+        c: Cell states, updated.
+        own: The layer's own input of the next step, written.
+        over: The next layer's input, or the features if this is the last layer, written.
+        total: Sum of the layers so far, updated.
         plain: The stack's output, written by the last layer.
-        masks: The state's of the next step, and that of `over`; None drops nothing.
+        masks: Masks of the next step's state and of `over`; None drops nothing.
         samples: K.
         multipliers: M.
-        step: The time step and their number.
-        form: Whether the input gate is capped, layers are summed, this is the first, the last one.
+        step: The time step and the number of time steps.
+        form: Whether the input gate is capped, whether layers are summed, whether this is the first
+            layer, and whether it is the last.
     """
     H, group = bias.shape[-1], len(gates) // multipliers
     none = gates, gates  # never read

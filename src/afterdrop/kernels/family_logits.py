@@ -1,13 +1,12 @@
-"""Logits of mask samples and what their rows sum to, in one product.
+"""Logits of mask samples, their log-sum-exp and their entropy, in one matrix product.
 
-A program still has a tile of logits when its product is done: it writes them, and of every row of
-the tile Σ 2^x and Σ 2^x · x, which `_rows` puts together: logits are to base 2, which saves each of
-them a multiplication. Nothing is taken off x first: a row whose log-sum-exp, to base e, is not
-within −64 and 82 gets one that is no number, which whoever calls sees in `lowest` of `family_sums`.
-Programs stay and take one tile after another, so that the operands of the next one are under way
-meanwhile.
+A program that has computed a tile of logits x writes it, and for every row of the tile Σ 2^x and
+Σ 2^x · x, which `_rows` combines. Logits are to base 2, which saves a multiplication per logit. No
+maximum is subtracted from x: a row whose log-sum-exp, to base e, lies outside −64 to 82 gets NaN,
+which then appears in `lowest` of `family_sums`. Programs are persistent and process one tile after
+another, so that the operands of the next tile load during the current one.
 
-Letters: R rows, targets × samples; E features, V classes, V₊ columns of the logits.
+Letters: R rows (targets × samples), E features, V classes, V₊ columns of the logits.
 """
 
 from __future__ import annotations
@@ -22,20 +21,20 @@ from afterdrop.kernels.family_sums import OF_SAMPLES
 from afterdrop.kernels.gpu_properties import processors
 from afterdrop.kernels.log_constants import LN2
 
-# Sizes of programs, the largest first; a tile of the logits is in memory beside the stages.
+# Sizes of programs, the largest first. Shared memory holds the stages and a tile of the logits.
 _SIZES = (
     {"BLOCK_R": 128, "BLOCK_V": 256, "BLOCK_E": 32, "num_warps": 8, "num_stages": 6},
     {"BLOCK_R": 128, "BLOCK_V": 128, "BLOCK_E": 32, "num_warps": 4, "num_stages": 3},
     {"BLOCK_R": 64, "BLOCK_V": 64, "BLOCK_E": 32, "num_warps": 4, "num_stages": 2},
 )
-_BARRIERS = 1024  # bytes of what else is there
-_GROUP = 64  # tiles of rows that share the table's rows in the cache
-_ROWS = {"BLOCK": 8, "num_warps": 4}  # of a program that puts tiles together
+_BARRIERS = 1024  # bytes of shared memory for barriers
+_GROUP = 64  # tiles of rows per group, which share rows of the table in the L2 cache
+_ROWS = {"BLOCK": 8, "num_warps": 4}  # rows per program that combines tiles
 
 
 @triton.jit
 def _tile(number, tiles_r, tiles_v, GROUP: tl.constexpr):
-    """A tile's place among rows and classes, in groups of rows."""
+    """The row and column of a tile, in the order of groups of rows."""
     first = number // (GROUP * tiles_v) * GROUP
     size = tl.minimum(tiles_r - first, GROUP)
     within = number % (GROUP * tiles_v)
@@ -44,7 +43,7 @@ def _tile(number, tiles_r, tiles_v, GROUP: tl.constexpr):
 
 @triton.jit
 def _sums(x):
-    """Σ 2^x of rows, and the same weighted with x."""
+    """Σ 2^x and Σ 2^x · x of each row."""
     terms = tl.exp2(x)
     return tl.sum(terms, 1), tl.sum(terms * x, 1)
 
@@ -75,10 +74,10 @@ def _products(
         rounded = total.to(logits.dtype)
         logits.store([at_r * BLOCK_R, at_v * BLOCK_V], rounded)
         x = rounded.to(tl.float32)
-        # Sums in both branches: a tile that came out of one would take registers of its own.
+        # Both branches compute sums: a tile chosen by a branch would need registers of its own.
         if at_v == tiles_v - 1:
             inside = at_v * BLOCK_V + tl.arange(0, BLOCK_V) < V
-            own = tl.where(inside[None, :], x, -1e30)  # not −inf, which times 0 is no number
+            own = tl.where(inside[None, :], x, -1e30)  # not −inf, which times 0 is NaN
             plain, weighted = _sums(own)
         else:
             plain, weighted = _sums(x)
@@ -103,7 +102,7 @@ def _rows(
     TILES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """What `sample_sums.row_lse` writes of rows, the log-sum-exp to base 2."""
+    """Writes what `sample_sums.row_lse` does, with the log-sum-exp to base 2."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tile = tl.arange(0, TILES)[:, None]
     real = row < R
@@ -113,7 +112,7 @@ def _rows(
     weighted = tl.sum(tl.load(at + tiles * R, mask=inside, other=0.0), 0)
     target = tl.load(targets + row // K, mask=real, other=0)
     own = tl.load(logits + row.to(tl.int64) * stride + target, mask=real, other=0.0)
-    # Less, and terms that are small beside it would be lost; more, and the weighted sum overflows.
+    # Below this range small terms underflow, above it the weighted sum overflows.
     held = (total > 1e-28) & (total < 1e36)
     found = tl.where(held, tl.log2(total), float("nan"))
     tl.store(lse + row, found, mask=real)
@@ -122,20 +121,23 @@ def _rows(
 
 
 class FamilyLogits:
-    """Logits of some targets at a time.
+    """Computes the logits of some targets at a time.
 
     Args:
-        table: [V₊, E] log2 e times that of the softmax, with its bias in columns; V₊ and E
+        table: [V₊, E] log2 e times the softmax's table, with its bias in columns; V₊ and E are
             multiples of 8.
         classes: V.
-        targets: The most targets at a time.
+        targets: The largest number of targets at a time.
         samples: K.
+        group: Tiles of rows per group.
     """
 
-    def __init__(self, table: Tensor, classes: int, targets: int, samples: int) -> None:
-        self.table, self.classes, self.samples = table, classes, samples
+    def __init__(
+        self, table: Tensor, classes: int, targets: int, samples: int, *, group: int = _GROUP
+    ) -> None:
+        self.table, self.classes, self.samples, self.group = table, classes, samples, group
         self.programs, memory = processors(table.device)
-        self.sizes = sizes(table.element_size(), memory)
+        self.sizes = program_sizes(table.element_size(), memory)
         rows, self.tiles = targets * samples, -(-len(table) // self.sizes["BLOCK_V"])
         self._logits = table.new_empty(rows, len(table))
         self._statistics = torch.empty(2 * self.tiles * rows, device=table.device)
@@ -143,18 +145,18 @@ class FamilyLogits:
     def product(
         self, features: Tensor, targets: Tensor, lse: Tensor, found: dict[str, Tensor]
     ) -> Tensor:
-        """The logits [R, V₊] to base 2, which the next product overwrites.
+        """The logits [R, V₊] to base 2, in memory that the next call overwrites.
 
         Args:
             features: [R, E], samples innermost.
             targets: [R / K].
-            lse: [R], written, to base 2.
+            lse: [R] the log-sum-exp to base 2, written.
             found: `OF_SAMPLES` [R / K, K], written.
         """
         R, logits, sizes = len(features), self._logits[: len(features)], self.sizes
         rows = -(-R // sizes["BLOCK_R"])
         tile = sizes["BLOCK_R"], sizes["BLOCK_V"]
-        programs = self.programs or 2  # the interpreter has no processors
+        programs = self.programs or 2  # the interpreter has no multiprocessors
         _products[(min(rows * self.tiles, programs),)](
             TensorDescriptor.from_tensor(features, [tile[0], sizes["BLOCK_E"]]),
             TensorDescriptor.from_tensor(self.table, [tile[1], sizes["BLOCK_E"]]),
@@ -165,7 +167,7 @@ class FamilyLogits:
             rows,
             self.tiles,
             E=features.shape[1],
-            GROUP=_GROUP,
+            GROUP=self.group,
             **sizes,
         )
         _rows[(-(-R // _ROWS["BLOCK"]),)](
@@ -184,15 +186,15 @@ class FamilyLogits:
         return logits
 
 
-def sizes(bytes_each: int, memory: int) -> dict[str, int]:
-    """Sizes of programs whose operands and logits fit into a processor's memory.
+def program_sizes(bytes_each: int, memory: int) -> dict[str, int]:
+    """Sizes of programs whose operands and logits fit into shared memory.
 
     Args:
-        bytes_each: Of an element.
-        memory: Bytes; 0 if it does not matter.
+        bytes_each: Bytes per element.
+        memory: Bytes of shared memory per program; 0 in the interpreter.
 
     Example:
-        >>> [sizes(each, memory)["num_stages"] for each, memory in ((2, 232448), (2, 101376))]
+        >>> [program_sizes(2, memory)["num_stages"] for memory in (232448, 101376)]
         [6, 3]
     """
     for found in _SIZES:

@@ -1,12 +1,13 @@
 """Masks of many samples of a language model at once, for all multipliers.
 
 Rows are multipliers × windows × samples, samples innermost. Multipliers share their uniforms, and a
-unit is dropped when u < multiplier · rate: so a mask for all multipliers is a level, the number of
-multipliers at which the unit is kept, and rows of the m-th (ascending) keep it if m < level.
+unit is dropped if u < multiplier · rate. So one number per unit holds its mask for all multipliers:
+its level, the number of multipliers at which it is kept. Rows of the m-th multiplier (ascending)
+keep it if m < level.
 
-Letters: M multipliers, P places (windows, or time steps × windows), K samples, H units (padded); a
-site has the words of its places and units (`uniform.words`) and what the rates of the multipliers
-divide (`uniform.cuts`).
+Letters: M multipliers, P places (windows, or time steps × windows), K samples, H units (padded). A
+site is given by the words of its places and units (`uniform.words`) and by the strata that the
+rates of the multipliers divide (`uniform.cuts`).
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from torch import Tensor
 
 from afterdrop.kernels.uniform import Draws, first_kept, strata
 
-_LEVELS = {"BLOCK_K": 32, "BLOCK_U": 64}
-_DROP = {"BLOCK_R": 8, "BLOCK_U": 128}
+_LEVELS = {"BLOCK_K": 32, "BLOCK_U": 64}  # samples and units per program
+_DROP = {"BLOCK_R": 8, "BLOCK_U": 128}  # rows and units per program
 SiteWords = tuple[Tensor, Tensor, Tensor]  # words of places [P], of units [H], `cuts` [3, M]
-LevelMask = tuple[Tensor, Tensor]  # levels [P · K, H] and the cuts, of which the rates come first
+LevelMask = tuple[Tensor, Tensor]  # levels [P · K, H], and cuts, whose first row is the rates
 
 
 @triton.jit
@@ -68,18 +69,22 @@ def _levels(
 
 
 def mask_levels(site: SiteWords, draws: Draws, units: int, out: Tensor) -> Tensor:
-    """At how many of the multipliers each unit is kept, [P · K, H] uint8.
+    """The number of multipliers at which each unit is kept, [P · K, H] uint8.
 
     Args:
-        site: The site, its rates ascending.
-        draws: The plan.
+        site: The site, with ascending rates.
+        draws: The tables and keys of the plan.
         units: H.
         out: [≥ P · K, H] uint8, written.
     """
     places, hashes, divided = site
     samples = draws.blocks * draws.size
     parts = draws.blocks * -(-draws.size // _LEVELS["BLOCK_K"])
-    grid = (len(places), -(-units // _LEVELS["BLOCK_U"]), parts)  # the first may exceed 65,535
+    grid = (
+        len(places),
+        -(-units // _LEVELS["BLOCK_U"]),
+        parts,
+    )  # only the first dimension may exceed 65,535
     _levels[grid](
         out,
         places,
@@ -96,7 +101,7 @@ def mask_levels(site: SiteWords, draws: Draws, units: int, out: Tensor) -> Tenso
     return out[: len(places) * samples]
 
 
-# Sizes that differ from call to call are not compiled in: every value would be compiled anew.
+# `group` differs from call to call; specialised on it, the kernel would be compiled again.
 @triton.jit(do_not_specialize=["group"])
 def _drop(
     source,
@@ -119,7 +124,7 @@ def _drop(
     within = (tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)).to(tl.int64)[:, None]
     units = tl.program_id(1) * BLOCK_U + tl.arange(0, BLOCK_U)[None, :]
     inside = (within < group) & (units < H)
-    if GATHER:  # what all multipliers read
+    if GATHER:  # all multipliers read the same rows
         token = tl.load(tokens + within // K, mask=within < group, other=0)
         x = tl.load(source + token * source_stride + units, mask=inside, other=0.0).to(tl.float32)
     if DROP:
@@ -145,21 +150,21 @@ def drop_rows(
     units: int,
     tokens: Tensor | None = None,
 ) -> None:
-    """Drops units of rows, or of the rows of a table that tokens name.
+    """Drops units of rows, or of the rows of a table that tokens select.
 
     Args:
-        source: [M · P · K, ...], or a table [V, ...] with `tokens`.
+        source: [M · P · K, ...], or with `tokens` a table [V, ...].
         target: [M · P · K, ...], written.
         mask: The mask, or None to copy.
         samples: K.
         multipliers: M.
-        units: H, the first columns.
+        units: H, the number of first columns that are written.
         tokens: [P], the row of the table for each place.
     """
     group = len(target) // multipliers
-    levels, rates = mask or (source, source)  # never read
-    together = 1 if tokens is not None else multipliers  # programs that share the multipliers
-    grid = (-(-group // _DROP["BLOCK_R"]), -(-units // _DROP["BLOCK_U"]), together)
+    levels, rates = mask or (source, source)  # not read without a mask
+    programs = 1 if tokens is not None else multipliers  # per block of rows and units
+    grid = (-(-group // _DROP["BLOCK_R"]), -(-units // _DROP["BLOCK_U"]), programs)
     _drop[grid](
         source,
         target,

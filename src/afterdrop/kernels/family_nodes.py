@@ -1,7 +1,9 @@
-"""From sums over samples to what every alpha has of a target, for the whole and its halves.
+"""Results of every alpha from sums over samples, per target, for all samples and for each half.
 
-Letters: N targets, V classes, A alphas, b = 1/T; sums as `sample_sums` leaves them, or in their
-place logits to base 2 of the mean features of both halves (`PAIRS`), for which log M is their mean.
+The input is the sums of `sample_sums`, or with `PAIRS` the logits, to base 2, of the mean features
+of both halves, whose mean is log M.
+
+Letters: N targets, V classes, A alphas, b = 1/T.
 """
 
 from __future__ import annotations
@@ -14,13 +16,13 @@ from afterdrop.kernels.family_partitions import row_partitions
 from afterdrop.kernels.log_constants import LN2
 from afterdrop.kernels.sample_sums import LIFT
 
-_FINE: tl.constexpr = tl.constexpr(OCTAVES * PER_OCTAVE + 2)  # values of the whole
-_ROUGH: tl.constexpr = tl.constexpr(OCTAVES * PER_OCTAVE // HALVES_EVERY + 1)  # and of a half
+_FINE: tl.constexpr = tl.constexpr(OCTAVES * PER_OCTAVE + 2)  # values of G for all samples
+_ROUGH: tl.constexpr = tl.constexpr(OCTAVES * PER_OCTAVE // HALVES_EVERY + 1)  # and for a half
 
 
 @triton.jit(do_not_specialize=["N"])
 def pair_tops(logits, tops, N, V, stride, half_stride, parts, BLOCK: tl.constexpr):
-    """The largest of some classes, of the sum of both halves and of either: tops [3, N, parts]."""
+    """The largest logit of each part of the classes, of both halves summed and of each: tops."""
     n, part = tl.program_id(0), tl.program_id(1)
     v = part * BLOCK + tl.arange(0, BLOCK)
     at = logits + n.to(tl.int64) * stride + v
@@ -34,7 +36,7 @@ def pair_tops(logits, tops, N, V, stride, half_stride, parts, BLOCK: tl.constexp
 
 @triton.jit
 def _known(tops, parts, PARTS: tl.constexpr, other):
-    """What is kept of the parts of the classes."""
+    """The values stored for the parts of the classes."""
     part = tl.arange(0, PARTS)
     return tl.load(tops + part, mask=part < parts, other=other)
 
@@ -50,9 +52,9 @@ def _largest_of(row, half_stride, V, part, PART: tl.constexpr):
 
 @triton.jit
 def _largest(row, half_stride, V, both, parts, PART: tl.constexpr):
-    """The same among all classes; `both` is what their parts have at most."""
+    """The largest sum of both halves among all classes; `both` bounds it for each part."""
     best = _largest_of(row, half_stride, V, tl.argmax(both, 0), PART)
-    if tl.sum((both > best).to(tl.int32), 0) > 1:  # seldom: another part may have it
+    if tl.sum((both > best).to(tl.int32), 0) > 1:  # rare: another part may hold the largest
         for part in range(parts):
             best = tl.maximum(best, _largest_of(row, half_stride, V, part, PART))
     return best
@@ -60,7 +62,7 @@ def _largest(row, half_stride, V, both, parts, PART: tl.constexpr):
 
 @triton.jit
 def _enough(least, lost, scale, alpha, GEOMETRIC: tl.constexpr):
-    """The sum of a class whose log2 M is `lost` below that of a sum."""
+    """The sum of a class whose log2 M is `lost` below that of the sum `least`."""
     if GEOMETRIC:
         return least - lost / scale
     return least * tl.exp2(-lost * alpha)
@@ -88,21 +90,21 @@ def _spread(sums, half_stride, n, N, V, stride, BLOCK: tl.constexpr):
 @triton.jit(do_not_specialize=["N", "first_target", "total", "size"])
 def family_nodes(
     sums,  # [2, 6, N, V₊], or logits [N, 2, V₊]
-    highest,  # [2, 6, N, parts] as `sample_sums` leaves it, or [3, N, parts] of `pair_tops`
-    powers,
-    alphas,
-    lifts,  # [A] of the sums, log2
+    highest,  # [2, 6, N, parts] from `sample_sums`, or [3, N, parts] from `pair_tops`
+    powers,  # [A] numbers of the sums
+    alphas,  # [A]
+    lifts,  # [A] log2 of the factors of the sums
     first,  # [8] b of the first octave
-    G,  # [A, rungs and 1 and 2, total]
-    G_half,  # [2, A, every fourth rung and 1, total]
-    peaks,
-    classes,
-    entropies,
-    spread,
+    G,  # [A, powers of the ladder, 1 and 2; total]
+    G_half,  # [2, A, every fourth power of the ladder, and 1; total]
+    peaks,  # [3, A, total]
+    classes,  # [A, total]
+    entropies,  # [A, total]
+    spread,  # [total]
     lowest,  # [2, total]
     N,  # targets of this chunk
     V,
-    stride,  # of the targets
+    stride,  # between targets
     half_stride,
     A,
     size,
@@ -110,16 +112,16 @@ def family_nodes(
     total,  # targets of all chunks
     parts,
     PARTS: tl.constexpr,
-    PART: tl.constexpr,  # classes of a part
+    PART: tl.constexpr,  # classes per part
     BLOCK: tl.constexpr,
     TILE: tl.constexpr,
     PAIRS: tl.constexpr,
-    FAST: tl.constexpr,  # whether there are instructions, not an interpreter
+    FAST: tl.constexpr,  # whether inline assembly can be used: not in the interpreter
 ):
-    """What one alpha needs of a target: of the whole on all rungs, of a half on every fourth."""
+    """Results of one alpha and target, for all samples (at all powers) or a half (every fourth)."""
     n = tl.program_id(0)
     a = tl.program_id(1)
-    which = tl.program_id(2)  # 0 the whole, 1 and 2 its halves
+    which = tl.program_id(2)  # 0 all samples, 1 and 2 the halves
     half = tl.maximum(which - 1, 0)
     power = tl.load(powers + a)
     alpha = tl.load(alphas + a)
@@ -138,21 +140,21 @@ def family_nodes(
         row = sums + (power * N + n).to(tl.int64) * stride + half * half_stride
         tops_stride = 6 * N * parts
         tops = highest + (power * N + n) * parts + half * tops_stride
-    # If all classes are as far below the peak, they add 2^-17 at most to the sums of b from here,
-    # which is less than what the ladder leaves between its rungs.
+    # Classes that are this far below the peak together add at most 2^-17 to the sums of the two
+    # highest octaves, which is less than the ladder's own interpolation error.
     lost = (17 + tl.log2(V.to(tl.float32))) / (64 * tl.load(first))
     known = _known(tops, parts, PARTS, nothing)
     most = tl.max(known, 0)
     given = row, half_stride, V, tops, tops_stride, mean, first
-    # Both forms are compiled, and one is run; of pairs there is only one.
+    # Both forms are compiled and one is run; `PAIRS` has only the geometric one.
     for geometric in tl.static_range(PAIRS, 2):
         if (power == 0).to(tl.int32) == geometric:
             if which == 0:
                 least = most
                 if not PAIRS:
-                    # Both halves' largest sums together are at most twice the largest of the whole,
-                    # unless logarithms are summed. That is 1/α too high in log2, which the last
-                    # rung must stand.
+                    # The largest sums of both halves add up to at most twice the largest sum of
+                    # all samples, unless logarithms are summed. As a reference that is up to 1/α
+                    # too high in log2, which must not underflow at the highest power.
                     others = _known(tops + tops_stride, parts, PARTS, nothing)
                     other = tl.max(others, 0)
                     least = tl.maximum(most, other)
@@ -193,7 +195,7 @@ def family_nodes(
                     FAST,
                 )
                 tl.store(peaks + (which * A + a) * total + place, peak * LN2)
-    if not PAIRS:  # noqa: SIM102 (known when it is compiled, unlike a)
+    if not PAIRS:  # noqa: SIM102 (a compile-time constant, unlike a)
         if a == 0:
             if which == 0:
                 tl.store(spread + place, _spread(sums, half_stride, n, N, V, stride, BLOCK))

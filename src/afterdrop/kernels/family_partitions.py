@@ -1,12 +1,14 @@
-"""A row of sums over samples, class by class: log M, its peak, and its partition on a ladder.
+"""Log-partitions of one target from its sums over samples, by repeated squaring.
 
     log M = log(mean p^α) / α, or mean log p         G(b) = log Σ_c exp(b (log M(c) − peak))
 
-Exponentials are taken for the ladder's first octave (`family.partition_ladder`); the others are
-their squares. Logarithms of classes are base 2. Parts of the classes that cannot be seen in the two
-highest octaves, by the largest sum of each, are left out there.
+G is computed at the powers b of a partition ladder (`family.partition_ladder`): exponentials for
+the lowest octave, and squares of the octave below for the others. Logarithms are to base 2. The
+classes are divided into parts, and parts whose largest sum is too small to show in the two highest
+octaves are left out there.
 
-A row is a half of the samples; with `WHOLE` the other half is `half_stride` behind it.
+A row holds the sums of one half of the samples; with `WHOLE` those of the other half follow
+`half_stride` behind it.
 """
 
 from __future__ import annotations
@@ -16,15 +18,15 @@ import triton.language as tl
 
 from afterdrop.kernels.log_constants import LN2
 
-TOGETHER: tl.constexpr = tl.constexpr(4)  # tiles of classes that are asked for together
+TOGETHER: tl.constexpr = tl.constexpr(4)  # tiles of classes loaded at once, to hide latency
 
 
 @triton.jit
-def _ask(row, half_stride, start, V, fill, WHOLE: tl.constexpr, TILE: tl.constexpr):
-    """Sums of some tiles of classes, and for the whole behind them those of the other half."""
+def _load_tiles(row, half_stride, start, V, fill, WHOLE: tl.constexpr, TILE: tl.constexpr):
+    """Sums of `TOGETHER` tiles of classes; with `WHOLE` followed by those of the other half."""
     at = row + start + tl.arange(0, TILE)
     left = V - start - tl.arange(0, TILE)
-    found = ()  # of Triton, which knows no stars in tuples
+    found = ()  # grown by +: Triton does not support starred expressions
     for _ in tl.static_range(2 if WHOLE else 1):
         for part in tl.static_range(TOGETHER):
             some = tl.load(at + part * TILE, mask=left > part * TILE, other=fill)
@@ -35,7 +37,7 @@ def _ask(row, half_stride, start, V, fill, WHOLE: tl.constexpr, TILE: tl.constex
 
 @triton.jit
 def _top(tops, tops_stride, part, BOTH: tl.constexpr):
-    """The largest sum of a part of the classes, or a little more."""
+    """An upper bound on the sums of a part of the classes."""
     top = tl.load(tops + part)
     if BOTH:
         top += tl.load(tops + tops_stride + part)
@@ -44,18 +46,19 @@ def _top(tops, tops_stride, part, BOTH: tl.constexpr):
 
 @triton.jit
 def _log2(total, mean, reference, GEOMETRIC: tl.constexpr, FAST: tl.constexpr):
-    """Log2 M of sums, less `reference`; `scale` makes means of them, `drop` takes their lift off.
+    """Log2 M of sums, minus `reference`.
 
-    `undo` is what a logarithm of sums has too much: −log2(scale · drop).
+    `mean` is a tuple: `scale` turns sums into means, `drop` removes their lift, and
+    `undo` = −log2(scale · drop) corrects the logarithm of a sum on which neither has acted.
     """
     scale, drop, undo, inverse_alpha = mean
     if GEOMETRIC:
         return total * scale - reference
-    # The lift is taken off before the logarithm, which is finer there, where that is a number.
+    # The lift is removed before the logarithm, where float32 is finer, unless that underflows.
     small = total * (scale * drop)
     normal = small > 1e-30
     x = tl.where(normal, small, total)
-    if FAST:  # one instruction with an error of 2^-22, for a library's twenty
+    if FAST:  # one instruction with an error of 2^-22 instead of twenty of the library
         log = tl.inline_asm_elementwise(
             "lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1
         )
@@ -75,11 +78,11 @@ def _add(
     b,
     WHOLE: tl.constexpr,
     GEOMETRIC: tl.constexpr,
-    OCTAVES: tl.constexpr,  # the lowest ones, to which classes are added
+    OCTAVES: tl.constexpr,  # the number of lowest octaves to which classes are added
     TILE: tl.constexpr,
     FAST: tl.constexpr,
 ):
-    """Adds the tiles of `_ask` to the sums."""
+    """Adds the tiles of `_load_tiles` to the sums."""
     one, two, weighted, best, where = others
     for part in tl.static_range(TOGETHER):
         total = found[part]
@@ -110,30 +113,30 @@ def row_partitions(
     row,
     half_stride,
     V,
-    tops,  # [parts of the classes] their largest sums, or a little more
-    tops_stride,  # to the same of the other half
-    mean,  # what `_log2` needs
+    tops,  # [parts] upper bounds on the sums of each part of the classes
+    tops_stride,  # to those of the other half
+    mean,  # see `_log2`
     first,  # [8] b of the first octave
-    most,  # the largest sum, or a little more
-    enough,  # sums below which classes do not count in the two highest octaves
+    most,  # an upper bound on all sums
+    enough,  # classes with smaller sums do not count in the two highest octaves
     out,  # [8 · STEPS + 1 or 2, total] at this target
     total,
     WHOLE: tl.constexpr,
-    BOTH: tl.constexpr,  # whether largest sums of the halves are to be added
+    BOTH: tl.constexpr,  # whether to add the bounds of both halves
     GEOMETRIC: tl.constexpr,
-    STEPS: tl.constexpr,
+    STEPS: tl.constexpr,  # powers per octave: 8, or 2 for halves
     PART: tl.constexpr,
     TILE: tl.constexpr,
     FAST: tl.constexpr,
 ):
-    """Stores G on all rungs, then at 1 and for the whole at 2.
+    """Stores G at all powers, then at b = 1, and for the whole at b = 2.
 
-    Gives the peak in log2, its class and the entropy at 1; of a half that of `most`, which is its
-    peak, and nothing.
+    Returns log2 of the peak, its class and the entropy at b = 1. For a half, `most` is exact and
+    gives the peak; class and entropy are 0.
     """
     reference = _log2(most, mean, 0.0, GEOMETRIC, FAST)
-    fill: tl.constexpr = -1e30 if GEOMETRIC else 0.0  # of which log M is nothing
-    # Classes are the last dimension, along which threads lie: each has all rungs of a class.
+    fill: tl.constexpr = -1e30 if GEOMETRIC else 0.0  # a sum that adds nothing to G
+    # Classes are the last dimension, along which threads lie: each holds all powers of a class.
     b = tl.load(first + tl.arange(0, STEPS) * (8 // STEPS))
     octaves = (tl.zeros((STEPS, TILE), tl.float32),) * 8
     zero = tl.zeros((TILE,), tl.float32)
@@ -141,12 +144,12 @@ def row_partitions(
     others = (zero, zero, zero, best, tl.zeros((TILE,), tl.int32))
     last = tl.cdiv(V, PART) - 1
     top = _top(tops, tops_stride, 0, BOTH)
-    ahead = _ask(row, half_stride, 0, V, fill, WHOLE, TILE)
+    ahead = _load_tiles(row, half_stride, 0, V, fill, WHOLE, TILE)
     for start in range(0, V, TOGETHER * TILE):
         found = ahead
-        few = top < enough  # not if one is no number
-        after = start + TOGETHER * TILE  # those are under way meanwhile
-        ahead = _ask(row, half_stride, after, V, fill, WHOLE, TILE)
+        few = top < enough  # false for NaN
+        after = start + TOGETHER * TILE  # loaded while the current tiles are summed
+        ahead = _load_tiles(row, half_stride, after, V, fill, WHOLE, TILE)
         top = _top(tops, tops_stride, tl.minimum(after // PART, last), BOTH)
         v = start + tl.arange(0, TILE)
         given = octaves, others, found, v, mean, reference, b
@@ -169,7 +172,7 @@ def row_partitions(
     shift = reference - peak
     tl.store(out + 8 * STEPS * total, (tl.log2(z) + shift) * LN2)
     for octave in tl.static_range(8):
-        rungs = octave * STEPS + tl.arange(0, STEPS)
+        powers = octave * STEPS + tl.arange(0, STEPS)
         log = tl.log2(tl.sum(octaves[octave], 1)) + b * (shift * 2**octave)
-        tl.store(out + rungs * total, log * LN2)
+        tl.store(out + powers * total, log * LN2)
     return peak, chosen, entropy

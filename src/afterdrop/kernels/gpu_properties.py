@@ -1,4 +1,4 @@
-"""What the current GPU has: sizes of programs depend on it."""
+"""Properties of the current GPU, on which sizes of programs depend."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import triton
 
 
 def processors(device: torch.device) -> tuple[int, int]:
-    """How many the current GPU has, and the bytes of memory that a program can have on one."""
+    """Number of multiprocessors, and bytes of shared memory per program; zeros on a CPU."""
     if device.type != "cuda":
         return 0, 0
     found = triton.runtime.driver.active.utils.get_device_properties(torch.cuda.current_device())

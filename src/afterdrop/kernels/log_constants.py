@@ -1,4 +1,4 @@
-"""Between natural logarithms and those of base 2, in which a GPU computes."""
+"""Factors between natural and base-2 logarithms; a GPU has instructions for base 2."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""Log-partitions at many inverse temperatures in one pass: the fast form of `family.partitions`.
+"""Log-partitions at many inverse temperatures in one kernel.
 
-A program has one row. It keeps a tile of partial sums [J, BLOCK_V] in registers while it walks
-along the classes, and sums the tile once at the end.
+The fast form of `family.temperature.partitions`, which `kernels.partitions` uses on a GPU. A
+program handles one target. It keeps a tile of partial sums [J, BLOCK_V] in registers while it goes
+over the classes, and reduces the tile once at the end.
 
-Letters: N rows, V classes, J nodes, b = 1/T.
+Letters: N targets, V classes, J nodes, b = 1/T.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from torch import Tensor
 from afterdrop.kernels.log_constants import LOG2E
 from afterdrop.transfer import constant
 
-_BLOCK = 2048
-_BLOCK_V = 128
+_BLOCK = 2048  # classes at a time while searching for the maximum
+_BLOCK_V = 128  # classes at a time in the sums: with 64 nodes the tile fits the registers
 
 
 @triton.jit
@@ -56,7 +57,7 @@ def log_partitions(log_means: Tensor, inverse: Tensor) -> tuple[Tensor, Tensor]:
     """G(b) = log Σ_c exp(b (log M(c) − max)) [J, ...] and the maximum [...].
 
     Args:
-        log_means: [..., V] float32 with −inf for classes of probability zero.
+        log_means: [..., V] float32, where −inf marks classes of probability zero.
         inverse: [J] inverse temperatures, all above 0.
     """
     rows = log_means.flatten(0, -2)

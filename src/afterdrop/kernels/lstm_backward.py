@@ -1,15 +1,14 @@
 """The gradient of `lstm_forward`, tick by tick from the end of the window.
 
-Layer l works on t = time − 1 − (tick − (L − 1 − l)), so what it needs from its own next step and
-from the layer above was written one tick earlier. Two kernels a tick:
+Layer l works on t = time − 1 − (tick − (L − 1 − l)), so that what it needs from its own next step
+and from the layer above was written one tick earlier. There are two kernels per tick:
 
     products   parts = d_gates of (own layer, t + 1) · U  and  of (layer above, t) · W, each split
                along its length of 4H, so that there are enough programs
     cell       dh = output mask · dy + state mask · first + inter-layer mask · second, and from it
-               d_gates
-               (equations in `models.recurrence_gradient`)
+               d_gates (equations in `models.recurrence_gradient`)
 
-Letters as in `lstm_forward`; S splits.
+Letters as in `lstm_forward`.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def backward_products(
     d_gates,  # [L, time, B, 4H]
     w_x,  # [L, 4, H, X]
     w_h,  # [L, 4, H, H]
-    parts,  # [2, S, L, B, H] float32
+    parts,  # [2, SPLITS, L, B, H] float32
     time,
     B,
     H,
@@ -37,7 +36,7 @@ def backward_products(
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """One split of one of the two products that reach a layer's h."""
+    """One split of one of the two products that are the gradient of a layer's h."""
     layer = tl.program_id(1) // 2
     above = tl.program_id(1) % 2
     split = tl.program_id(2)
@@ -82,15 +81,15 @@ def backward_products(
 @triton.jit(do_not_specialize=["tick"])
 def backward_cell(
     tick,
-    parts,  # [2, S, L, B, H] float32
+    parts,  # [2, SPLITS, L, B, H] float32
     dy,  # [time, B, H] float32 gradient of the stack's dropped output
-    dc,  # [L, B, H] float32, carried from tick to tick; starts at 0
+    dc,  # [L, B, H] float32, carried from tick to tick, initially 0
     c,  # [L, time + 1, B, H] float32
     gates,  # [L, time, B, 4, H]
     d_gates,  # [L, time, B, 4, H], written
     state_mask,
     inter_mask,
-    out_mask,  # [time or 1, B, H], of the stack's output
+    out_mask,  # [time or 1, B, H] mask of the stack's output
     time,
     B,
     H,
@@ -103,7 +102,7 @@ def backward_cell(
     OUT: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Through the cell of every layer's step."""
+    """The gradient of the gates of every layer's step."""
     layer = tl.program_id(1)
     t = time - 1 - (tick - (LAYERS - 1 - layer))
     if (t < 0) | (t >= time):
@@ -113,7 +112,7 @@ def backward_cell(
     real = place < count
     row = place // H
     unit = place % H
-    # No branches: all loads are under way together, of what is not there none.
+    # Empty masks instead of branches for what does not exist, so that all loads overlap.
     from_out = real
     if not SKIP:
         from_out = place < tl.where(layer == LAYERS - 1, count, 0)

@@ -1,14 +1,15 @@
-"""One tick of a whole LSTM stack: every layer's next step at once, product and cell in one kernel.
+"""One tick of a whole LSTM stack: the next step of every layer, product and cell in one kernel.
 
 Layer l works on time step t = tick − l, so that what it reads from the layer below and from its own
 last step was written one tick earlier: L layers over a window take time + L − 1 launches.
 
-A program has BLOCK_U units of one layer and BLOCK_B rows. It multiplies [x̃, h̃] by the four
-gates' weights of its units, applies the cell (see `models.cell`), and writes c, the sum of layers,
-and the two dropped copies of h that the next tick reads: into its own layer and the one above.
+A program handles BLOCK_U units of one layer and BLOCK_B rows. It multiplies [x̃, h̃] by the weights
+of the four gates of its units, applies the cell (see `models.cell`), and writes c, the sum of
+layers, and the two dropped copies of h that the next tick reads, in its own layer and in the one
+above.
 
-Letters: L layers, time steps, B rows, H hidden units padded to a multiple of 32, X inputs padded to
-the widest layer; gates j, o, f, i.
+Letters: L layers, `time` steps, B rows, H hidden units padded to a multiple of 32, X inputs padded
+to the widest layer; gates j, o, f, i.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from afterdrop.kernels.log_constants import LOG2E
 
 @triton.jit
 def sigmoid(x):
-    """1 / (1 + exp(−x)), by a square root's reciprocal: a division takes four times as long."""
+    """1 / (1 + exp(−x)) by a reciprocal square root: a division takes four times as long."""
     root = tl.rsqrt(1 + tl.exp2(x * -LOG2E))
     return root * root
 
@@ -29,7 +30,7 @@ def sigmoid(x):
 @triton.jit
 def tanh(x):
     """(1 − e) / (1 + e) with e = exp(−2x), which is 0 at 0: padded units stay zero."""
-    # A minimum drops NaN unless told otherwise, and a broken weight would pass for −1.
+    # By default a minimum drops NaN, and a broken weight would look like a value of −1.
     e = tl.minimum(tl.exp2(x * (-2 * LOG2E)), 1e30, propagate_nan=tl.PropagateNan.ALL)
     root = tl.rsqrt(1 + e)
     return (1 - e) * root * root
@@ -37,7 +38,7 @@ def tanh(x):
 
 @triton.jit
 def _sums(
-    x,  # [B, X] of the time step
+    x,  # [B, X] at the time step
     h,  # [B, H]
     w_x,  # [4H, X] of the layer
     w_h,  # [4H, H]
@@ -51,32 +52,32 @@ def _sums(
     COLUMNS: tl.constexpr,
     BLOCK_K: tl.constexpr,
 ):
-    """x̃ Wᵀ + h̃ Uᵀ of some units, in one loop: its loads never run dry in between."""
+    """x̃ Wᵀ + h̃ Uᵀ of some units, in one loop, so that loads also overlap between the products."""
     total = tl.zeros((BLOCK_B, COLUMNS), tl.float32)
     parts = tl.cdiv(inputs, BLOCK_K)
     for part in range(parts + tl.cdiv(H, BLOCK_K)):
         first = part < parts
         a = tl.where(first, x, h)
         w = tl.where(first, w_x, w_h)
-        # Known multiples keep the masks of whole vectors whole, or loads are 2 bytes wide.
+        # With known multiples of 32 masks are uniform over a vector; else loads are 2 bytes wide.
         stride = tl.multiple_of(tl.where(first, X, H), 32)
         width = tl.multiple_of(tl.where(first, inputs, H), 32)
         k = tl.where(first, part, part - parts) * BLOCK_K + tl.arange(0, BLOCK_K)
-        a_BK = tl.load(
+        a_rows = tl.load(
             a + rows[:, None] * stride + k[None, :],
             mask=(rows[:, None] < B) & (k[None, :] < width),
             other=0.0,
         )
-        w_KG = tl.load(
+        w_columns = tl.load(
             w + columns[None, :] * stride + k[:, None], mask=k[:, None] < width, other=0.0
         )
-        total = tl.dot(a_BK, w_KG, total)
+        total = tl.dot(a_rows, w_columns, total)
     return total
 
 
 @triton.jit
 def _gates(total, BLOCK_B: tl.constexpr, BLOCK_U: tl.constexpr):
-    """The four gates j, o, f, i [B, U] of sums [B, 4U], gate by gate."""
+    """Splits sums [B, 4 · units] into the gates j, o, f, i, each [B, units]."""
     pairs = tl.permute(tl.reshape(total, (BLOCK_B, 2, 2, BLOCK_U)), (0, 3, 1, 2))
     even, odd = tl.split(pairs)
     j, f = tl.split(even)
@@ -95,20 +96,20 @@ def forward_tick(
     c,  # [L, time + 1, B, H] float32; step 0's is given
     gates,  # [L, time, B, 4, H] after their nonlinearity
     out,  # [time, B, H] float32, the stack's output
-    last,  # [L, B, H] float32, the undropped h after the window
+    last,  # [L, B, H] float32, h after the window, not dropped
     state_mask,  # [L, time or 1, B, H]
     inter_mask,  # [L - 1, time or 1, B, H]
     time,
     B,
     H,
     X,
-    inputs,  # of the first layer, padded
-    ones,  # the unit whose h̃ is 1, so that a bias gradient is a column of dU; -1 for none
+    inputs,  # padded inputs of the first layer
+    ones,  # the unit whose h̃ is 1, so that the bias gradient is a column of dU; -1 without one
     LAYERS: tl.constexpr,
     CAPPED: tl.constexpr,
     SKIP: tl.constexpr,
     KEEP: tl.constexpr,
-    STATE: tl.constexpr,  # 0 no mask, 1 one mask a window, 2 one a step
+    STATE: tl.constexpr,  # 0 without masks, 1 for one mask per window, 2 for one per step
     INTER: tl.constexpr,
     BLOCK_B: tl.constexpr,
     BLOCK_U: tl.constexpr,
@@ -123,7 +124,7 @@ def forward_tick(
     rows = tl.program_id(2) * BLOCK_B + tl.arange(0, BLOCK_B)
     place = rows[:, None] * H + units[None, :]
     real = rows[:, None] < B
-    # All that the cell reads is asked for before the products, which hide how long it takes.
+    # What the cell reads is loaded before the products, which hide the latency.
     at_bias = bias + layer * 4 * H + units
     bias_j, bias_o = tl.load(at_bias), tl.load(at_bias + H)
     bias_f, bias_i = tl.load(at_bias + 2 * H), tl.load(at_bias + 3 * H)
@@ -139,10 +140,10 @@ def forward_tick(
         state_kept = tl.load(state_mask + step * B * H + place, mask=real, other=0.0).to(tl.float32)
     inter_kept = tl.full((BLOCK_B, BLOCK_U), 1.0, tl.float32)
     if INTER > 0:
-        under = tl.minimum(layer, LAYERS - 2)  # the last one's is not used
+        under = tl.minimum(layer, LAYERS - 2)  # the last layer does not use it
         step = (under * time + t) if INTER == 2 else under
         inter_kept = tl.load(inter_mask + step * B * H + place, mask=real, other=0.0).to(tl.float32)
-    # One product for all four gates: its columns are U units of each.
+    # One product for all four gates: its columns are BLOCK_U units of each.
     column = tl.arange(0, 4 * BLOCK_U)
     columns = (column // BLOCK_U) * H + tl.program_id(0) * BLOCK_U + column % BLOCK_U
     at_h = h + (layer * (time + 1) + t) * B * H

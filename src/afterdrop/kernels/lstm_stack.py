@@ -1,10 +1,11 @@
 """A stack of LSTM layers over windows of one size: its buffers, and the ticks that fill them.
 
 Weights are held as 16-bit copies, padded so that every product is aligned: H to H₊ > H, a multiple
-of 32. Padded units have zero weights and stay exactly zero, but for one: the unit H of the dropped
-state is 1, so that the gradient of the bias is a column of that of U. Cells and sums are float32.
+of 32. Padding units have zero weights and stay exactly zero, except for one: unit H of the dropped
+state is 1, so that the gradient of the bias is a column of that of U. Cell states and sums are
+float32.
 
-Letters as in `lstm_forward`: L layers, time steps, B rows, H units, X inputs.
+Letters as in `lstm_forward`: L layers, `time` steps, B rows, H units, X inputs.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ from afterdrop.kernels.lstm_backward import backward_cell, backward_products
 from afterdrop.kernels.lstm_forward import forward_tick
 from afterdrop.kernels.lstm_start import start_window
 
-UNIT = 32
-PRODUCT_SPLITS = 4
-# Sizes of forward programs. The last two have a whole processor and its memory to themselves.
+UNIT = 32  # sizes are padded to multiples of it: 64 bytes of 16-bit elements
+PRODUCT_SPLITS = 4  # splits of each product of a backward tick, so that there are enough programs
+# Sizes of forward programs. The last two occupy a whole multiprocessor and its shared memory.
 _SMALL = {"BLOCK_U": 16, "BLOCK_K": 64, "num_warps": 4, "num_stages": 4}
 _LONG = {"BLOCK_U": 16, "BLOCK_K": 128, "num_warps": 4, "num_stages": 4}
 _WIDE = {"BLOCK_U": 32, "BLOCK_K": 128, "num_warps": 8, "num_stages": 4}
-_WIDE_BYTES = 200 * 2**10  # of a processor's memory that the widest takes
+_WIDE_BYTES = 200 * 2**10  # shared memory that the largest needs
 _PRODUCTS = {"BLOCK_N": 64, "BLOCK_K": 64, "num_warps": 4, "num_stages": 4}
-_BLOCK_CELL = 512
+_BLOCK_CELL = 512  # elements per program that has no product
 
 
 def padded(size: int) -> int:
-    """The size with room for one more, rounded up to a multiple of 32.
+    """The size plus one unit, rounded up to a multiple of 32.
 
     Example:
         >>> padded(723), padded(736)
@@ -44,7 +45,7 @@ def padded(size: int) -> int:
 
 
 def fine(dtype: torch.dtype) -> torch.dtype:
-    """The type of gates, masks, tables and logits: float16, eight times finer, for bfloat16.
+    """The dtype of gates, masks, tables and logits: float16 for bfloat16, as it is 8 times finer.
 
     Example:
         >>> fine(torch.bfloat16), fine(torch.float32)
@@ -62,9 +63,9 @@ class StackShape:
         hidden: H of every layer.
         layers: L.
         rows: B.
-        time: Steps a window.
-        capped: Whether the input gate is capped at 1 − f, else it is plain.
-        skip: Whether the output is the sum of layers, else the last one.
+        time: Steps per window.
+        capped: Whether the input gate is capped at 1 − f; otherwise it is plain.
+        skip: Whether the output is the sum of all layers; otherwise it is that of the last one.
     """
 
     inputs: int
@@ -81,8 +82,8 @@ class StackWeights:
 
     Args:
         shape: The sizes.
-        dtype: Of the products' operands.
-        device: Where.
+        dtype: The dtype of the operands of products.
+        device: The device.
     """
 
     def __init__(self, shape: StackShape, dtype: torch.dtype, device: torch.device) -> None:
@@ -108,7 +109,7 @@ _SHARING = {"none": 0, "sequence": 1, "step": 2}
 
 
 class Stack:
-    """Runs windows through a stack, forwards and back.
+    """Runs windows through a stack, forward and backward.
 
     Draw the masks, fill `x[0, ..., :inputs]` with the dropped input, then call `start`, `forward`
     and `backward`.
@@ -116,9 +117,10 @@ class Stack:
     Args:
         shape: The sizes.
         weights: The weights, shared by all windows.
-        state: How state masks are shared over time, if there are any.
-        inter: The same of inter-layer masks.
+        state: How state masks are shared over time, or "none" without state masks.
+        inter: How inter-layer masks are shared over time, or "none" without them.
         training: Whether to keep what `backward` needs.
+        sizes: Sizes of the forward programs; None for those of `forward_sizes`.
     """
 
     def __init__(
@@ -128,25 +130,26 @@ class Stack:
         state: StackSharing = "none",
         inter: StackSharing = "none",
         training: bool = True,
+        sizes: dict[str, int] | None = None,
     ) -> None:
         self.shape, self.weights, self.training = shape, weights, training
         self.sharing = state, inter if shape.layers > 1 else "none"
         dtype, device = weights.w_x.dtype, weights.w_x.device
-        L, B, T, H = shape.layers, shape.rows, shape.time, weights.w_h.shape[-1]
+        L, B, time, H = shape.layers, shape.rows, shape.time, weights.w_h.shape[-1]
         X = weights.w_x.shape[-1]
-        self.x = torch.zeros(L, T, B, X, dtype=dtype, device=device)
-        self.h = torch.zeros(L, T + 1, B, H, dtype=dtype, device=device)
-        self.c = torch.zeros(L, T + 1, B, H, device=device)
-        self.out = torch.zeros(T, B, H, device=device)
+        self.x = torch.zeros(L, time, B, X, dtype=dtype, device=device)
+        self.h = torch.zeros(L, time + 1, B, H, dtype=dtype, device=device)
+        self.c = torch.zeros(L, time + 1, B, H, device=device)
+        self.out = torch.zeros(time, B, H, device=device)
         self.last = torch.zeros(L, B, H, device=device)
-        kept = (L, T, B, 4, H) if training else (1,)
+        kept = (L, time, B, 4, H) if training else (1,)
         keep_as = fine(dtype)
         self.gates = torch.zeros(kept, dtype=keep_as, device=device)
         self.d_gates = torch.zeros(kept, dtype=dtype, device=device)
         self.parts = torch.zeros(2, PRODUCT_SPLITS, L, B, H, device=device)
         self.dc = torch.zeros(L, B, H, device=device)
         self.masks = tuple(
-            torch.ones(layers, T if sharing == "step" else 1, B, H, dtype=keep_as, device=device)
+            torch.ones(layers, time if sharing == "step" else 1, B, H, dtype=keep_as, device=device)
             if sharing != "none"
             else torch.ones(1, dtype=keep_as, device=device)
             for sharing, layers in zip(self.sharing, (L, max(1, L - 1)))
@@ -154,15 +157,15 @@ class Stack:
         self.widths = [padded(shape.inputs), *[H] * (L - 1)]  # padded inputs of each layer
         self.block_rows = min(64, max(16, triton.next_power_of_2(B)))
         blocks = L * -(-B // self.block_rows)
-        self.sizes = forward_sizes(H, blocks, *processors(device))
+        self.sizes = sizes or forward_sizes(H, blocks, *processors(device))
 
     @property
     def ticks(self) -> int:
-        """Launches of a whole window, forwards or back."""
+        """Launches per window, forward or backward."""
         return self.shape.time + self.shape.layers - 1
 
     def start(self, kept: Tensor | None = None) -> None:
-        """Goes on from `last` and the last `c`; rows [B] where `kept` is 0 start from zero."""
+        """Continues from `last` and the last `c`; rows where `kept` [B] is 0 start from zero."""
         L, B, H = self.last.shape
         start_window[(-(-B * H // _BLOCK_CELL), L)](
             self.last,
@@ -183,7 +186,7 @@ class Stack:
     def forward(self) -> None:
         """Fills `out` [time, B, H₊], `last` and `c` of the window."""
         shape, weights = self.shape, self.weights
-        L, B, T = shape.layers, shape.rows, shape.time
+        L, B, time = shape.layers, shape.rows, shape.time
         H, X = weights.w_h.shape[-1], weights.w_x.shape[-1]
         grid = (H // self.sizes["BLOCK_U"], L, -(-B // self.block_rows))
         for tick in range(self.ticks):
@@ -199,7 +202,7 @@ class Stack:
                 self.out,
                 self.last,
                 *self.masks,
-                T,
+                time,
                 B,
                 H,
                 X,
@@ -219,11 +222,11 @@ class Stack:
         """Fills `d_gates`.
 
         Args:
-            dy: [time, B, H₊] the gradient of the output, after its own dropout.
-            mask: [time or 1, B, H₊] the mask of that dropout, if there is one.
+            dy: [time, B, H₊] the gradient of the output after output dropout.
+            mask: [time or 1, B, H₊] the mask of output dropout, or None.
         """
         shape, weights = self.shape, self.weights
-        L, B, T = shape.layers, shape.rows, shape.time
+        L, B, time = shape.layers, shape.rows, shape.time
         H, X = weights.w_h.shape[-1], weights.w_x.shape[-1]
         products = (-(-H // _PRODUCTS["BLOCK_N"]) * -(-B // self.block_rows), 2 * L, PRODUCT_SPLITS)
         cells = (-(-B * H // _BLOCK_CELL), L)
@@ -236,7 +239,7 @@ class Stack:
                 weights.w_x,
                 weights.w_h,
                 self.parts,
-                T,
+                time,
                 B,
                 H,
                 X,
@@ -254,7 +257,7 @@ class Stack:
                 self.d_gates,
                 *self.masks,
                 dy if mask is None else mask,
-                T,
+                time,
                 B,
                 H,
                 **sizes,
@@ -267,7 +270,7 @@ class Stack:
             )
 
     def recurrent_gradients(self, d_w_h: Tensor) -> None:
-        """Writes the gradients of U [L, 4H₊, H₊]; those of biases are their column H."""
+        """Writes the gradients of U [L, 4H₊, H₊], whose column H is the gradient of the bias."""
         product(self._d_gates_t(), self.h[:, :-1].flatten(1, 2), d_w_h)
 
     def input_weight_gradients(self, d_w_x: Tensor) -> None:
@@ -289,13 +292,13 @@ class Stack:
 
 
 def forward_sizes(hidden: int, blocks: int, processors: int, memory: int) -> dict[str, int]:
-    """Sizes of forward programs: as few units as leave each program a processor of its own.
+    """Sizes of forward programs: the smallest that give each program its own multiprocessor.
 
     Args:
         hidden: H₊.
         blocks: Layers times blocks of rows.
-        processors: Of the GPU.
-        memory: Bytes of each.
+        processors: Number of multiprocessors.
+        memory: Bytes of shared memory of each.
 
     Example:
         >>> forward_sizes(736, 4, 132, 2**18)["BLOCK_U"]
@@ -308,7 +311,7 @@ def forward_sizes(hidden: int, blocks: int, processors: int, memory: int) -> dic
 
 
 def _equal(widths: list[int]) -> list[tuple[slice, int]]:
-    """Layers with inputs of one width: all, or the first and the others."""
+    """Groups of layers with inputs of one width: all of them, or the first and the others."""
     first, *others = widths
     if all(width == first for width in others):
         return [(slice(None), first)]
@@ -316,13 +319,13 @@ def _equal(widths: list[int]) -> list[tuple[slice, int]]:
 
 
 def product(a: Tensor, b: Tensor, out: Tensor | None = None, scale: float = 1.0) -> Tensor:
-    """The product of matrices, or of batches of them, with 16-bit elements, summed in float32.
+    """The product of matrices with 16-bit elements, or of batches of them, summed in float32.
 
     Args:
-        a: [..., N, K].
-        b: [..., K, M].
-        out: Where to, float32, or of the type of `a`; None for a new one of float32.
-        scale: Factor of the product, of matrices only.
+        a: [..., rows, inner].
+        b: [..., inner, columns].
+        out: The result, float32 or of the dtype of `a`; None for a new float32 tensor.
+        scale: Factor of the product; only for single matrices.
 
     Returns:
         `out`.

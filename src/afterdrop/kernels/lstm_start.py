@@ -1,4 +1,4 @@
-"""The state before a window of `lstm_forward`: that after the one before, reset and dropped.
+"""The state at the start of a window: that after the last window, reset and dropped.
 
 Letters as in `lstm_forward`.
 """
@@ -11,18 +11,18 @@ import triton.language as tl
 
 @triton.jit
 def start_window(
-    last,  # [L, B, H] float32, undropped
-    c,  # [L, time + 1, B, H] float32: from the last step to step 0
+    last,  # [L, B, H] float32, not dropped
+    c,  # [L, time + 1, B, H] float32: the last step is copied to step 0
     kept,  # [B], 0 where a row starts from zero
     state_mask,  # [L, time or 1, B, H]
     h,  # [L, time + 1, B, H] dropped; step 0's is written
-    dc,  # [L, B, H] float32, zeroed for the way back
+    dc,  # [L, B, H] float32, zeroed for the backward pass
     time,
     B,
     H,
-    ones,  # the unit whose h̃ is 1; -1 for none
+    ones,  # the unit whose h̃ is 1; -1 without one
     RESETS: tl.constexpr,
-    STATE: tl.constexpr,  # 0 no mask, 1 one mask a window, 2 one a step
+    STATE: tl.constexpr,  # 0 without masks, 1 for one mask per window, 2 for one per step
     BLOCK: tl.constexpr,
 ):
     """Writes h̃ and c of step 0."""

@@ -1,8 +1,8 @@
-"""Kernels that draw masks where they need them: the mask alone, dropout, and that of attention.
+"""Kernels that draw masks in registers: the mask alone, dropout, and dropout of attention weights.
 
-Letters: M multipliers, S samples, P examples, U units of an example (all its coordinates). A tensor
-is seen as [A, M · S · P, B, C] with A · B · C = U: what lies around the rows, with the strides that
-it has. The arguments from `examples` on are those of `_strata`.
+Letters: M multipliers, S samples, B examples, U units of an example (all its coordinates). A tensor
+is viewed as [outer, M · S · B, middle, inner] with outer · middle · inner = U: the dimensions
+around its rows, with its own strides. The arguments from `examples` on are those of `_strata`.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from afterdrop.kernels.uniform import first_kept, mix, strata
 
 @triton.jit
 def _strata(
-    p, units, k, U, examples, site, hashes, table, key, bases, width, size, inverse, below, k0
+    i, units, k, U, examples, site, hashes, table, key, bases, width, size, inverse, below, k0
 ):
     """The strata of an example's units in each sample, and the units' offsets."""
-    place = mix(mix(tl.load(examples + p)) + site)
+    place = mix(mix(tl.load(examples + i)) + site)
     words = tl.load(hashes + units, mask=units < U, other=0)
     return strata(place, words, tl.load(key), table, bases, width, size, inverse, below, k0 + k)
 
 
-@triton.jit(do_not_specialize=["site", "S", "P", "M"])
+@triton.jit(do_not_specialize=["site", "S", "B", "M"])
 def keep_kernel(
-    mask,  # [M, S, P, U]
+    mask,  # [M, S, B, U]
     cuts,
     S,
-    P,
+    B,
     M,
     U,
     examples,
@@ -47,37 +47,37 @@ def keep_kernel(
 ):
     """1 where a unit is kept, 0 where it is dropped."""
     blocks = tl.cdiv(U, BLOCK_U)
-    p = tl.program_id(0) // blocks
+    i = tl.program_id(0) // blocks
     units = tl.program_id(0) % blocks * BLOCK_U + tl.arange(0, BLOCK_U)
     k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
     inside = (k[:, None] < S) & (units[None, :] < U)
     stratum, offset = _strata(
-        p, units, k, U, examples, site, hashes, table, key, bases, width, size, inverse, below, k0
+        i, units, k, U, examples, site, hashes, table, key, bases, width, size, inverse, below, k0
     )
     for m in range(M):
-        at = mask + ((m * S + k).to(tl.int64) * P + p)[:, None] * U + units[None, :]
+        at = mask + ((m * S + k).to(tl.int64) * B + i)[:, None] * U + units[None, :]
         kept = tl.where(stratum >= first_kept(offset, cuts, m, M)[None, :], 1.0, 0.0)
         tl.store(at, kept.to(mask.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["site", "S", "P", "M"])
+@triton.jit(do_not_specialize=["site", "S", "B", "M"])
 def dropout_kernel(
     x,
     out,
     cuts,
-    factors,  # of what is kept, in the dtype of the products
-    B,
-    C,
-    x_a,  # strides
+    factors,  # [M] of kept units, in the dtype of the products
+    middle,
+    inner,
+    x_outer,  # strides
     x_row,
-    x_b,
-    x_c,
-    out_a,
+    x_middle,
+    x_inner,
+    out_outer,
     out_row,
-    out_b,
-    out_c,
+    out_middle,
+    out_inner,
     S,
-    P,
+    B,
     M,
     U,
     examples,
@@ -91,47 +91,47 @@ def dropout_kernel(
     inverse,
     below,
     k0,
-    SPLIT: tl.constexpr,  # whether the units of a row lie in more than one run
+    SPLIT: tl.constexpr,  # whether the units of a row are not equally spaced in memory
     BLOCK_K: tl.constexpr,
     BLOCK_U: tl.constexpr,
 ):
-    """A tensor times the factor of each row where it is kept, and times 0 elsewhere."""
+    """A tensor times the factor of its row where a unit is kept, and times 0 elsewhere."""
     blocks = tl.cdiv(U, BLOCK_U)
-    p = tl.program_id(0) // blocks
+    i = tl.program_id(0) // blocks
     units = tl.program_id(0) % blocks * BLOCK_U + tl.arange(0, BLOCK_U)
     k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
     inside = (k[:, None] < S) & (units[None, :] < U)
     stratum, offset = _strata(
-        p, units, k, U, examples, site, hashes, table, key, bases, width, size, inverse, below, k0
+        i, units, k, U, examples, site, hashes, table, key, bases, width, size, inverse, below, k0
     )
     if SPLIT:
-        a = (units // C // B).to(tl.int64)
-        b = (units // C % B).to(tl.int64)
-        c = (units % C).to(tl.int64)
-        x_at = x + a * x_a + b * x_b + c * x_c
-        out_at = out + a * out_a + b * out_b + c * out_c
+        a = (units // inner // middle).to(tl.int64)
+        b = (units // inner % middle).to(tl.int64)
+        c = (units % inner).to(tl.int64)
+        x_at = x + a * x_outer + b * x_middle + c * x_inner
+        out_at = out + a * out_outer + b * out_middle + c * out_inner
     else:
-        x_at = x + units.to(tl.int64) * x_c
-        out_at = out + units.to(tl.int64) * out_c
+        x_at = x + units.to(tl.int64) * x_inner
+        out_at = out + units.to(tl.int64) * out_inner
     for m in range(M):
-        row = ((m * S + k).to(tl.int64) * P + p)[:, None]
+        row = ((m * S + k).to(tl.int64) * B + i)[:, None]
         value = tl.load(x_at[None, :] + row * x_row, mask=inside, other=0.0)
         factor = tl.load(factors + m)
-        # Times 0 rather than 0: what is infinite or NaN stays so, as in the plain form.
+        # Multiplied by 0 instead of set to 0: infinities and NaN give NaN, as in the plain form.
         kept = stratum >= first_kept(offset, cuts, m, M)[None, :]
         dropped = value.to(factor.dtype) * tl.where(kept, factor, 0.0)
         tl.store(out_at[None, :] + row * out_row, dropped.to(out.dtype.element_ty), mask=inside)
 
 
-@triton.jit(do_not_specialize=["site", "S", "P", "M"])
+@triton.jit(do_not_specialize=["site", "S", "B", "M"])
 def attention_kernel(
-    scores,  # [M · S · P, U]: the weights take their place
+    scores,  # [M · S · B, U], overwritten by the weights
     cuts,
     factors,
     queries,
-    C,  # keys
+    keys,
     S,
-    P,
+    B,
     M,
     U,
     examples,
@@ -149,22 +149,22 @@ def attention_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_U: tl.constexpr,
 ):
-    """The softmax over the keys of a query, dropped, in each sample."""
-    lines = U // C
-    p = tl.program_id(0) // lines
+    """The softmax over the keys of each query, then dropout, in each sample."""
+    lines = U // keys
+    i = tl.program_id(0) // lines
     line = tl.program_id(0) % lines
     c = tl.arange(0, BLOCK_U)
-    units = line * C + c
+    units = line * keys + c
     k = tl.program_id(1) * BLOCK_K + tl.arange(0, BLOCK_K)
-    inside = (k[:, None] < S) & (c[None, :] < C)
+    inside = (k[:, None] < S) & (c[None, :] < keys)
     stratum, offset = _strata(
-        p, units, k, U, examples, site, hashes, table, key, bases, width, size, inverse, below, k0
+        i, units, k, U, examples, site, hashes, table, key, bases, width, size, inverse, below, k0
     )
-    seen = c < C
+    seen = c < keys
     if CAUSAL:
         seen = seen & (c <= line % queries)
     for m in range(M):
-        at = scores + ((m * S + k).to(tl.int64) * P + p)[:, None] * U + units[None, :]
+        at = scores + ((m * S + k).to(tl.int64) * B + i)[:, None] * U + units[None, :]
         factor = tl.load(factors + m)
         x = tl.load(at, mask=inside, other=0.0).to(factor.dtype)
         x = tl.where(seen[None, :], x, float("-inf"))

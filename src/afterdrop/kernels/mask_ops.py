@@ -1,10 +1,9 @@
 """Masks of any site, and dropout with them, in one kernel each.
 
-The fast form of `masks.rows.draw_row_mask` and of `RowMask.drop`, to the bit, and of
-`RowMask.attention`. Dropout reads its tensor and writes the result; its mask never leaves the
-registers.
+The fast forms of `masks.rows.draw_row_mask` and `RowMask.drop`, which give the same bits, and
+of `RowMask.attention`. Dropout reads its tensor and writes the result; its mask stays in registers.
 
-Letters as in `dropout`, whose kernels these are.
+Letters as in `mask_kernels`: M multipliers, S samples, B examples, U units of an example.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from afterdrop.masks import rows as plain
 from afterdrop.masks.rows import Layout, RowMask, Rows, coordinates
 from afterdrop.masks.uniforms import hashed
 
-_MOST_SAMPLES, _MOST_UNITS = 16, 128  # of a block
-_LONGEST_LINE = 4096  # keys of a query; as many numbers as fit the registers of a program
+_MOST_SAMPLES, _MOST_UNITS = 16, 128  # samples and units per program
+LONGEST_LINE = 4096  # keys per query: as many numbers as fit the registers of a program
 
 
 @lru_cache(maxsize=64)
 def _hashes(coords: tuple[int, ...], device: torch.device) -> Tensor:
-    """The words of all units of an example [U], without that of the example."""
+    """The words of all units of an example [U], without the word of the example."""
     words = torch.zeros((), dtype=torch.int64, device=device)
     for dim, size in enumerate(coords):
         words = words.unsqueeze(-1) + hashed(dim, size, device)
@@ -41,7 +40,7 @@ def _hashes(coords: tuple[int, ...], device: torch.device) -> Tensor:
 def _numbers(
     rates: tuple[float, ...], size: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """What rates divide [3, M], and the factors of what is kept, as a mask of a dtype has them."""
+    """Cuts of the rates [3, M], and factors of kept units, rounded as a mask of `dtype` is."""
     own = torch.tensor(rates)
     factors = torch.ones(len(rates), dtype=dtype).div_(1.0 - (own if len(own) > 1 else rates[0]))
     wide = factors.to(torch.float64 if dtype == torch.float64 else torch.float32)
@@ -57,13 +56,14 @@ class _MaskDraw:
 
     Attributes:
         rows: The rows of the pass.
-        examples: [P] numbers that key the masks.
+        examples: [B] numbers that key the masks.
         site: The key of site and call.
         coords: Sizes of an example's coordinates.
-        at: Where the rows come between them.
-        rates: Of dropping, for each multiplier.
+        at: The position of the rows among the coordinates.
+        rates: Dropout rate of each multiplier.
         like: A tensor of the mask's dtype and device.
-        found: Tables and keys.
+        found: Tables and keys of the plan.
+        longest_line: The largest number of keys per query that the kernel handles.
     """
 
     rows: Rows
@@ -74,28 +74,29 @@ class _MaskDraw:
     rates: tuple[float, ...]
     like: Tensor
     found: Draws
+    longest_line: int = LONGEST_LINE
 
     @property
     def sizes(self) -> tuple[int, int, int, int]:
-        """S, P, M and U."""
-        S, P, M = len(self.rows.samples), len(self.examples), len(self.rates)
-        return S, P, M, math.prod(self.coords)
+        """S, B, M and U."""
+        S, B, M = len(self.rows.samples), len(self.examples), len(self.rates)
+        return S, B, M, math.prod(self.coords)
 
     @property
     def numbers(self) -> tuple[Tensor, Tensor]:
-        """What the rates divide, first themselves, and factors."""
+        """Cuts, whose first row is the rates, and factors."""
         return _numbers(self.rates, self.found.size, self.like.dtype, self.like.device)
 
     def launch(
         self, kernel: triton.JITFunction, *arguments: object, line: int = 0, **options: bool
     ) -> None:
-        """Runs a kernel over examples, blocks of units (or lines of so many) and of samples."""
-        S, P, _, U = self.sizes
+        """Runs a kernel over examples, samples and blocks of units, or lines of `line` units."""
+        S, B, _, U = self.sizes
         block, first = divmod(self.rows.samples.start, self.found.size)
         block_u = triton.next_power_of_2(line or min(_MOST_UNITS, U))
-        block_k = min(_MOST_SAMPLES, triton.next_power_of_2(S), max(1, _LONGEST_LINE // block_u))
+        block_k = min(_MOST_SAMPLES, triton.next_power_of_2(S), max(1, LONGEST_LINE // block_u))
         pieces = U // line if line else triton.cdiv(U, block_u)
-        kernel[(pieces * P, triton.cdiv(S, block_k))](
+        kernel[(pieces * B, triton.cdiv(S, block_k))](
             *arguments,
             *self.sizes,
             self.examples,
@@ -109,12 +110,12 @@ class _MaskDraw:
             BLOCK_K=block_k,
             BLOCK_U=block_u,
             num_warps=8 if block_k * block_u > _MOST_SAMPLES * _MOST_UNITS else 4,
-            maxnreg=128,  # more would leave a multiprocessor one program where lines are unaligned
+            maxnreg=128,  # with more, unaligned lines leave room for one program per multiprocessor
         )
 
 
 class FusedRowMask(RowMask):
-    """A mask that is only made if something else than `drop` asks for it."""
+    """A mask that is drawn inside `drop` and `attention`, and stored only if `mask` is read."""
 
     draw: _MaskDraw
 
@@ -127,23 +128,23 @@ class FusedRowMask(RowMask):
     @cached_property
     def mask(self) -> Tensor:
         """1 where a unit is kept, 0 where it is dropped."""
-        S, P, M, U = self.draw.sizes
-        mask = torch.empty(M, S, P, U, dtype=self.draw.like.dtype, device=self.draw.like.device)
+        S, B, M, U = self.draw.sizes
+        mask = torch.empty(M, S, B, U, dtype=self.draw.like.dtype, device=self.draw.like.device)
         self.draw.launch(mask_kernels.keep_kernel, mask, self.draw.numbers[0])
         at = self.draw.at
-        return mask.view(M, S, P, *self.draw.coords).movedim((0, 1, 2), (at, at + 1, at + 2))
+        return mask.view(M, S, B, *self.draw.coords).movedim((0, 1, 2), (at, at + 1, at + 2))
 
     def drop(self, x: Tensor) -> Tensor:
-        """See `RowMask.drop`."""
-        S, P, M, U = self.draw.sizes
-        if x.numel() != S * P * M * U:  # what a mask value is shared by
+        """Dropout of a tensor, as `RowMask.drop`."""
+        S, B, M, U = self.draw.sizes
+        if x.numel() != S * B * M * U:  # a mask value is shared by several elements
             return super().drop(x)
         inner = self.draw.coords[self.draw.at :]
         outer = math.prod(self.draw.coords[: self.draw.at])
-        four = _viewed(x, (outer, M * S * P), inner)
+        four = _viewed(x, (outer, M * S * B), inner)
         if four is None:
             x = x.contiguous()
-            four = x.view(outer, M * S * P, 1, math.prod(inner))
+            four = x.view(outer, M * S * B, 1, math.prod(inner))
         out = torch.empty_like(x)
         result = out.view(four.shape)
         sizes = four.shape[2:]
@@ -161,10 +162,10 @@ class FusedRowMask(RowMask):
         return out
 
     def attention(self, scores: Tensor, causal: bool) -> Tensor:
-        """See `RowMask.attention`."""
+        """Dropout of attention weights, as `RowMask.attention`."""
         *_, queries, keys = scores.shape
         rows_first = self.draw.at == 0 and scores.dim() > 2 and scores.is_contiguous()
-        if not rows_first or keys > _LONGEST_LINE:
+        if not rows_first or keys > self.draw.longest_line:
             return super().attention(scores, causal)
         numbers = self.draw.numbers
         self.draw.launch(
@@ -174,7 +175,7 @@ class FusedRowMask(RowMask):
 
 
 def _viewed(x: Tensor, outside: tuple[int, int], inner: tuple[int, ...]) -> Tensor | None:
-    """A tensor as [A, rows, B, C] without a copy, in one run of units if it can be; else None."""
+    """A view [outer, rows, middle, inner], with middle = 1 if possible; None if it needs a copy."""
     for last in (math.prod(inner), *inner[-1:]):
         with contextlib.suppress(RuntimeError):
             return x.view(*outside, math.prod(inner) // last, last)
@@ -182,9 +183,24 @@ def _viewed(x: Tensor, outside: tuple[int, int], inner: tuple[int, ...]) -> Tens
 
 
 def fused_draw_mask(
-    rows: Rows, key: int, layout: Layout, like: Tensor, rates: tuple[float, ...]
+    rows: Rows,
+    key: int,
+    layout: Layout,
+    like: Tensor,
+    rates: tuple[float, ...],
+    *,
+    longest_line: int = LONGEST_LINE,
 ) -> RowMask:
-    """See `masks.rows.draw_row_mask`, which does what these kernels do not."""
+    """The mask of `masks.rows.draw_row_mask`, which is called where the kernels do not apply.
+
+    Args:
+        rows: As there.
+        key: As there.
+        layout: As there.
+        like: As there.
+        rates: As there.
+        longest_line: Attention with more keys per query is left to the plain form.
+    """
     shape = list(like.shape)
     if layout.dim is None or shape[layout.dim] % len(rows) or not like.numel():
         return plain.draw_row_mask(rows, key, layout, like, rates)
@@ -195,7 +211,7 @@ def fused_draw_mask(
         return plain.draw_row_mask(rows, key, layout, like, rates)
     coords, at, flattened = coordinates(shape, layout, len(rows))
     examples = rows.keys(layout).to(like.device)
-    draw = _MaskDraw(rows, examples, key, tuple(coords), at, rates, like, found)
+    draw = _MaskDraw(rows, examples, key, tuple(coords), at, rates, like, found, longest_line)
     column = [len(rates)] + [1] * (len(coords) + 2 - at)
     three = (len(rates), len(rows.samples), len(rows.examples))
     sizes = (*flattened, *three) if at > layout.dim else (*three, *flattened)

@@ -1,7 +1,9 @@
 """Training masks: a pure function of seed, step, site and element, drawn inside a CUDA graph.
 
-`apply_mask` multiplies by one where rows are copied or gathered anyway, `scatter_masked` where they
-are added to a table.
+`apply_mask` multiplies rows by a mask while copying or gathering them, `scatter_masked` while
+adding them to a table.
+
+Letters: R rows (time steps × examples), V rows of a table.
 """
 
 from __future__ import annotations
@@ -10,15 +12,16 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-_BLOCK = 2048
-_WIDE = 1024
+_BLOCK = 2048  # mask elements per program
+_WIDE = 1024  # columns per program
 
 
 @triton.jit
 def _draw(mask, counter, count, seed, site, rate, BLOCK: tl.constexpr):
     lane = tl.arange(0, BLOCK // 4)
     step = tl.load(counter).to(tl.uint32)
-    # Philox takes a key and a counter of four words: a quarter of a block, a step, a site.
+    # Philox takes a key and a counter of four words, here element, step, site and 0, and gives
+    # four random words: one per quarter of the block.
     zero = lane * 0
     words = tl.philox(
         seed,
@@ -38,10 +41,10 @@ def draw_mask(mask: Tensor, counter: Tensor, seed: int, site: int, rate: float) 
     """Fills a mask with 0 and 1/(1 − rate).
 
     Args:
-        mask: Contiguous, any shape and type.
+        mask: Contiguous, of any shape and dtype, written.
         counter: The step, an int64 scalar on the device.
-        seed: Of the run.
-        site: Number of the site.
+        seed: The seed of the run.
+        site: The number of the site.
         rate: Probability of dropping.
     """
     assert mask.is_contiguous()
@@ -87,14 +90,14 @@ def _apply(
 def apply_mask(
     source: Tensor, mask: Tensor | None, target: Tensor, width: int, index: Tensor | None = None
 ) -> None:
-    """Multiplies rows by a mask, and rounds them to the type of the target.
+    """Multiplies rows by a mask and rounds them to the dtype of the target.
 
     Args:
         source: [R, ≥ width], or with `index` a table.
-        mask: [rows, ≥ width] for all, or for each of R / rows time steps; None for ones.
-        target: [R, ≥ width], its first columns written.
-        width: Columns.
-        index: [R], the table's row of each row.
+        mask: [rows, ≥ width], repeated R / rows times; None for ones.
+        target: [R, ≥ width], whose first `width` columns are written.
+        width: Number of columns.
+        index: [R], the row of the table for each row.
     """
     _multiply(len(target), source, mask, target, width, index, scatter=False)
 
@@ -102,14 +105,14 @@ def apply_mask(
 def scatter_masked(
     source: Tensor, mask: Tensor | None, target: Tensor, width: int, index: Tensor
 ) -> None:
-    """Adds rows times a mask to rows of a table; sums have no fixed order.
+    """Adds rows times a mask to rows of a table, by atomic adds in no fixed order.
 
     Args:
         source: [R, ≥ width] float32.
         mask: As in `apply_mask`.
         target: The table [V, ≥ width] float32.
-        width: Columns.
-        index: [R], the table's row of each row.
+        width: Number of columns.
+        index: [R], the row of the table for each row.
     """
     _multiply(len(source), source, mask, target, width, index, scatter=True)
 
@@ -124,7 +127,7 @@ def _multiply(
     *,
     scatter: bool,
 ) -> None:
-    """Runs the kernel over so many rows; `index` is of the target's with `scatter`."""
+    """Runs the kernel over `count` rows; `index` refers to the target with `scatter`."""
     assert source.stride(-1) == target.stride(-1) == 1 and target.dim() == source.dim() == 2
     given = source if mask is None else mask
     _apply[(count, -(-width // _WIDE))](

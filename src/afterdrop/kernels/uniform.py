@@ -1,7 +1,7 @@
-"""The masks of `masks.uniforms` inside a kernel, to the bit: Latin hypercubes over the samples.
+"""The masks of `masks.uniforms` inside a kernel, with the same bits: Latin hypercubes.
 
-The word of a unit is a sum of hashes of its coordinates, so it comes in two parts: that of the
-example and time step (one number a place) and that of the unit (a vector that all places share).
+The word of a unit is the sum of the hashes of its coordinates. It is computed in two parts: one of
+the example and time step (a number per place) and one of the unit (a vector shared by all places).
 
 Letters: P places (an example at a time step), K samples in blocks of equal size, H units.
 """
@@ -18,12 +18,12 @@ from torch import Tensor
 
 from afterdrop.masks.uniforms import Plan, block_key, blocks, hashed, permutations
 
-_VECTOR = 32  # samples that a table has room for beyond the last, and whose multiple is a stride
+_VECTOR = 32  # strides of a table are multiples of it, with padding for a vector past the end
 
 
 @triton.jit
 def mix(x):
-    """splitmix64, as `masks.uniforms` has it."""
+    """splitmix64, as in `masks.uniforms`."""
     x = (x ^ ((x >> 30) & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
     x = (x ^ ((x >> 27) & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
     return x ^ ((x >> 31) & 0x1FFFFFFFF)
@@ -31,28 +31,28 @@ def mix(x):
 
 @triton.jit
 def strata(place, hashes, key, table, bases, width, size, inverse, below, k):
-    """The strata [samples, units] of one place, and where in its stratum each unit lies [units].
+    """The strata [samples, units] of one place, and the offset of each unit in its stratum [units].
 
     A uniform is (stratum + offset) / size; `first_kept` says which strata are above a rate.
 
     Args:
         place: The word of the place.
-        hashes: The units' hashes.
+        hashes: The hashes of the units.
         key: The key of the block of samples.
-        table: [bases, width] the block's permutations; every rotation of one is another.
-        bases: Permutations in the table.
-        width: Their stride, for samples that there are not.
+        table: [bases, width] the permutations of the block, each of which is also used rotated.
+        bases: Number of permutations in the table.
+        width: Stride of the table, with padding for loads past the last sample.
         size: Samples in the block.
         inverse: 1 / size.
-        below: The largest offset, over size.
-        k: Which samples of the block.
+        below: The largest offset, divided by size.
+        k: Numbers of the samples in the block.
     """
     word = mix(place + hashes + key)
     column = (((word & 0xFFFFFFFF) * (bases * size)) >> 32).to(tl.int32)
     offset = ((word >> 40) & 0xFFFFFF).to(tl.float32) * 5.9604644775390625e-08
     offset = tl.minimum(offset * inverse, below)
     base = column // size
-    # Samples lie side by side, so that a load has many of them; no mask, which would split it.
+    # Samples are contiguous, so that loads are wide; a mask would split them.
     stratum = tl.load(table + base[None, :] * width + k[:, None]).to(tl.int32)
     stratum += (column - base * size)[None, :]
     return tl.where(stratum >= size, stratum - size, stratum), offset
@@ -67,14 +67,14 @@ def first_kept(offset, cuts, m, M):
 
 
 def cuts(rates: Tensor, size: int) -> Tensor:
-    """Rates, the lower ends of the strata that they divide, and their numbers: [3, M].
+    """Rates, and the lower ends and numbers of the strata that they divide: [3, M].
 
-    Whole strata below that one are dropped and those above kept; in it the uniform decides, in the
-    same arithmetic as on a CPU.
+    Strata below the divided one are dropped and those above it kept; inside it the uniform decides,
+    in the same arithmetic as on a CPU.
 
     Args:
-        rates: [M], taken as float32.
-        size: Strata.
+        rates: [M], converted to float32.
+        size: Number of strata.
 
     Example:
         >>> cuts(torch.tensor([0.0, 0.3, 1.0]), 4)
@@ -91,19 +91,19 @@ def cuts(rates: Tensor, size: int) -> Tensor:
 
 
 def _below(size: int) -> float:
-    """The largest offset over size that stays in a stratum."""
+    """The largest offset, divided by size, that stays inside a stratum."""
     return 1.0 / size - 2.0**-23
 
 
 @dataclasses.dataclass(frozen=True)
 class Draws:
-    """What kernels need of a plan: its tables of permutations and the keys of its blocks.
+    """What kernels need of a plan: the permutations and the keys of its blocks.
 
     Attributes:
         tables: [blocks, bases, width].
         keys: [blocks] int64.
         blocks: Number of blocks.
-        size: Samples of each.
+        size: Samples per block.
     """
 
     tables: Tensor
@@ -113,13 +113,13 @@ class Draws:
 
     @property
     def numbers(self) -> tuple[int | float, ...]:
-        """Permutations in a table, their stride, size, 1/size and the largest offset."""
+        """Permutations per table, their stride, size, 1/size and the largest offset."""
         _, bases, width = self.tables.shape
         return bases, width, self.size, 1.0 / self.size, _below(self.size)
 
 
 def why_not_drawn(plan: Plan) -> str | None:
-    """Why kernels cannot draw a plan's masks; None if they can.
+    """The reason why kernels cannot draw the masks of a plan, or None if they can.
 
     Example:
         >>> why_not_drawn(Plan(4, scheme="iid"))
@@ -138,25 +138,27 @@ def draws(plan: Plan, device: torch.device) -> Draws:
     size = len(spans[0])
     width = -(-size // _VECTOR) * _VECTOR + _VECTOR
     found = [permutations(plan.seed, at, size) for at in range(len(spans))]
-    tables = torch.zeros(len(spans), len(found[0]), width, dtype=torch.uint8)  # up to 128 strata
+    tables = torch.zeros(
+        len(spans), len(found[0]), width, dtype=torch.uint8
+    )  # blocks have at most 128 strata
     tables[..., :size] = torch.stack(found)
     keys = [block_key(plan, at) for at in range(len(spans))]
     return Draws(tables.to(device), torch.tensor(keys, device=device), len(spans), size)
 
 
-_hashed = lru_cache(maxsize=64)(hashed)  # a dozen tiny kernels, always the same
+_hashed = lru_cache(maxsize=64)(hashed)  # otherwise a dozen small launches per call
 
 
 def words(examples: Tensor, steps: int | None, units: int) -> tuple[Tensor, Tensor]:
-    """The words of places and of units whose sum is that of `masks.uniforms`.
+    """The words of places and of units; their sums are the words of `masks.uniforms`.
 
     Args:
-        examples: [W] `unit_words` of the examples under the key of site and call.
-        steps: Time steps, a coordinate of the mask; None if it has none.
-        units: Units, the last coordinate.
+        examples: [B] `unit_words` of the examples under the key of site and call.
+        steps: Number of time steps, a coordinate of the mask; None if it has no time dimension.
+        units: Number of units, the last coordinate.
 
     Returns:
-        [steps, W] (or [1, W]) and [units], int64; not to be written to.
+        [steps, B] (or [1, B]) and [units], int64; do not write to them.
     """
     places = examples.unsqueeze(0)
     if steps is not None:
