@@ -231,9 +231,8 @@ def tell(options: argparse.Namespace) -> None:
     """Gives the results to the study; what is missing stays pending."""
     from afterdrop.report.study_page import write_study
     from afterdrop.tune.optuna_backend import Backend
-    from afterdrop.tune.reruns import rank
     from afterdrop.tune.study_files import ranking_table, write_result
-    from afterdrop.tune.study_runner import StudyResult
+    from afterdrop.tune.study_result import StudyResult, rank
     from afterdrop.tune.trial_ledger import Ledger
 
     backend = Backend(options.study, None, options.study.resolve().name)

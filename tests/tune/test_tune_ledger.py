@@ -8,7 +8,8 @@ import pytest
 
 from afterdrop.tune.file_locks import Alive, file_lock, is_dead
 from afterdrop.tune.optuna_backend import Backend
-from afterdrop.tune.trial_ledger import ATTEMPTS, Ledger, count, ends, is_retried, origin
+from afterdrop.tune.trial_ledger import Ledger
+from afterdrop.tune.trials import ATTEMPTS, count, ends, is_retried, origin
 
 # One fresh process imports torch once and forks the workers, which take points at once and tell
 # nothing, so that only the lock and the pending trials keep the points apart.

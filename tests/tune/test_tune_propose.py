@@ -3,7 +3,8 @@ import math
 
 import pytest
 
-from afterdrop.tune.next_point import Seen, known_values, propose
+from afterdrop.tune.next_point import propose
+from afterdrop.tune.observed_points import Seen, known_values
 from afterdrop.tune.pruning import is_hopeless
 from afterdrop.tune.search_space import Axis
 from afterdrop.tune.study_settings import plan_study

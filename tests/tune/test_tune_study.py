@@ -16,12 +16,11 @@ from afterdrop.report.study_page import build_study_page
 from afterdrop.train import load_model
 from afterdrop.tune import trial_training
 from afterdrop.tune.checks import TuneError
-from afterdrop.tune.optuna_backend import Trial
-from afterdrop.tune.reruns import rank
 from afterdrop.tune.search_space import Axis, Space
+from afterdrop.tune.study_result import rank
 from afterdrop.tune.study_runner import run_study
 from afterdrop.tune.study_settings import TuneSettings, plan_study
-from afterdrop.tune.trial_ledger import ends
+from afterdrop.tune.trials import Trial, ends
 from afterdrop.tune.worker import Workplace
 
 

@@ -8,10 +8,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from afterdrop.tune.optuna_backend import Backend, Trial
+from afterdrop.tune.optuna_backend import Backend
 from afterdrop.tune.study_runner import run_study
 from afterdrop.tune.study_settings import plan_study
-from afterdrop.tune.trial_ledger import ends, origin
+from afterdrop.tune.trials import Trial, ends, origin
 
 INTERVALS = 60  # enough that a trial can be killed in the middle, also on a busy machine
 # One fresh process imports torch once and forks the workers, so that they cost no new import.

@@ -13,14 +13,14 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from afterdrop.errors import ExtraError
 from afterdrop.tune.checks import TuneError
 from afterdrop.tune.file_locks import file_lock
 from afterdrop.tune.search_space import Point, Space
+from afterdrop.tune.trials import State, Trial
 
 try:
     import optuna
@@ -37,7 +37,6 @@ except ImportError as missing:
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
-State = Literal["waiting", "running", "complete", "pruned", "failed"]
 _STATES: dict[TrialState, State] = {
     TrialState.WAITING: "waiting",
     TrialState.RUNNING: "running",
@@ -46,27 +45,6 @@ _STATES: dict[TrialState, State] = {
     TrialState.FAIL: "failed",
 }
 _SETTINGS = "afterdrop"
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A trial as a storage has it.
-
-    Attributes:
-        number: Its number in the study.
-        state: Where it stands.
-        point: What is tried.
-        value: Its validation XE, if it has one.
-        notes: What workers wrote down about it, JSON-friendly.
-        curve: Validation XE by interval.
-    """
-
-    number: int
-    state: State
-    point: Point
-    value: float | None = None
-    notes: Mapping[str, Any] = field(default_factory=dict)
-    curve: Mapping[int, float] = field(default_factory=dict)
 
 
 class Backend:

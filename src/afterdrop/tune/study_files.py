@@ -10,12 +10,10 @@ from afterdrop.errors import FileError
 from afterdrop.files import read_json, write_atomic, write_json
 from afterdrop.recipes import Recipe
 from afterdrop.recipes.write import to_toml
-from afterdrop.tune.optuna_backend import Trial
-from afterdrop.tune.reruns import Ranked
 from afterdrop.tune.search_space import apply_point
-from afterdrop.tune.study_runner import StudyResult
+from afterdrop.tune.study_result import Ranked, StudyResult
 from afterdrop.tune.study_settings import STUDY_FILE, TuneSettings
-from afterdrop.tune.trial_ledger import ends
+from afterdrop.tune.trials import Trial, ends
 
 _KIND, _VERSION = "afterdrop-study", 2
 

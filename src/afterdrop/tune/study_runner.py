@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +16,12 @@ from afterdrop.train.checks import check_count
 from afterdrop.train.device import choose_device
 from afterdrop.train.interrupt import stop_request
 from afterdrop.tune.checks import TuneError
-from afterdrop.tune.optuna_backend import Backend, Trial
-from afterdrop.tune.reruns import Ranked, rank
+from afterdrop.tune.optuna_backend import Backend
+from afterdrop.tune.study_result import StudyResult, rank
 from afterdrop.tune.study_settings import TuneSettings
 from afterdrop.tune.worker import BAD_INPUT, INTERRUPTED, Workplace, work
 
 _REPLACEMENTS = 3  # of each worker that was killed
-
-
-@dataclass(frozen=True)
-class StudyResult:
-    """A study that is over.
-
-    Attributes:
-        settings: What it was.
-        trials: All its trials, lost ones among them.
-        reruns: The trials that ran the best again.
-        ranking: The best configurations; the first is the result.
-    """
-
-    settings: TuneSettings
-    trials: list[Trial]
-    reruns: list[Trial]
-    ranking: list[Ranked]
 
 
 def run_study(

@@ -15,32 +15,14 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from afterdrop.tune.file_locks import is_dead
-from afterdrop.tune.next_point import Seen, propose
-from afterdrop.tune.optuna_backend import Backend, Trial
+from afterdrop.tune.next_point import propose
+from afterdrop.tune.observed_points import observe
+from afterdrop.tune.optuna_backend import Backend
 from afterdrop.tune.study_settings import TuneSettings
-
-ATTEMPTS = 3  # a point that has killed this many workers (out of memory, say) is not tried again
-
-
-@dataclass(frozen=True)
-class Count:
-    """How far a study is.
-
-    Attributes:
-        given: Points given out so far.
-        open: Points that are being tried or wait to be.
-    """
-
-    given: int
-    open: int
-
-    def over(self, trials: int) -> bool:
-        """Whether all points of so many have an end."""
-        return self.given >= trials and self.open == 0
+from afterdrop.tune.trials import Trial, count, ends, is_retried, origin
 
 
 class Ledger:
@@ -78,7 +60,7 @@ class Ledger:
             if not any(row.state == "waiting" for row in rows):
                 if not self.proposes or count(rows).given >= trials:
                     return None
-                point = propose(self.settings, [seen(row) for row in ends(rows)])
+                point = propose(self.settings, [observe(row) for row in ends(rows)])
                 self.backend.enqueue(point, {})
             trial = self.backend.start(self.settings.space)
             self.backend.note(trial.number, "worker", self.worker)
@@ -171,38 +153,3 @@ class Ledger:
         if now - since < self.lease:
             return None
         return f"its worker {worker} gave no sign of life for {now - since:.0f} s"
-
-
-def is_retried(row: Trial) -> bool:
-    """Whether a lost trial is given out again."""
-    if row.state != "failed" or not row.notes.get("lost"):
-        return False
-    return bool(row.notes.get("handed_back")) or row.notes.get("attempt", 1) < ATTEMPTS
-
-
-def origin(row: Trial) -> int:
-    """The number under which a trial's point was given out first; its folder has that name."""
-    return int(row.notes.get("origin", row.number))
-
-
-def ends(rows: Sequence[Trial]) -> list[Trial]:
-    """One trial a point, in the order of the points: its last attempt."""
-    last: dict[int, Trial] = {}
-    for row in rows:
-        last[origin(row)] = row
-    return [last[number] for number in sorted(last)]
-
-
-def count(rows: Sequence[Trial]) -> Count:
-    """How many points were given out, and how many have no end yet."""
-    points = ends(rows)
-    unended = [r for r in points if r.state in ("waiting", "running") or is_retried(r)]
-    return Count(len(points), len(unended))
-
-
-def seen(row: Trial) -> Seen:
-    """A trial as the proposal sees it."""
-    if row.value is not None:
-        return Seen(row.point, "known", row.value)
-    bad = row.state == "failed" and not is_retried(row)
-    return Seen(row.point, "bad" if bad else "pending")

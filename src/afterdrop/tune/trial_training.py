@@ -13,9 +13,9 @@ from afterdrop.errors import AfterdropError
 from afterdrop.train import DivergedError, TrainConfig, TrainError, TrainResult
 from afterdrop.train import run as run_training
 from afterdrop.train.folder import RunFolder, locked
-from afterdrop.tune.optuna_backend import Trial
 from afterdrop.tune.pruning import is_hopeless
-from afterdrop.tune.trial_ledger import Ledger, count, ends
+from afterdrop.tune.trial_ledger import Ledger
+from afterdrop.tune.trials import Trial, count, ends
 
 _HOPELESS, _STOPPED, _LOST = "hopeless", "stopped", "lost"
 _LEAST_MINUTES = 1e-3  # of a resumed trial whose time is up: it stops at its next look

@@ -24,12 +24,13 @@ from afterdrop.errors import AfterdropError
 from afterdrop.train.interrupt import StopRequest, stop_request
 from afterdrop.tune.checks import TuneError
 from afterdrop.tune.file_locks import Alive
-from afterdrop.tune.optuna_backend import Backend, Trial
+from afterdrop.tune.optuna_backend import Backend
 from afterdrop.tune.reruns import enqueue_reruns
 from afterdrop.tune.search_space import apply_point
 from afterdrop.tune.study_settings import TuneSettings
-from afterdrop.tune.trial_ledger import Ledger, count, ends, origin
+from afterdrop.tune.trial_ledger import Ledger
 from afterdrop.tune.trial_training import TrialJob, run_trial
+from afterdrop.tune.trials import Trial, count, ends, origin
 
 _POLL = 1.0  # seconds between two looks for a trial that another worker may have lost
 _HOPELESS_STUDY = 5  # so many failures and nothing else: the recipe is wrong, not the points
