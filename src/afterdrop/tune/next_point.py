@@ -1,4 +1,4 @@
-"""Which point comes next: a pure function of the settings and of what the trials say so far."""
+"""Proposes the next point: a pure function of the settings and of the points tried so far."""
 
 from __future__ import annotations
 
@@ -16,9 +16,10 @@ from afterdrop.tune.study_settings import TuneSettings
 def propose(settings: TuneSettings, seen: Sequence[Seen]) -> Point:
     """The next point to try.
 
-    The first is the configuration's own, where the space has it. Then, with the sampler `"gp"`,
-    points of a Sobol sequence until there is one more than axes; then the Gaussian process. Points
-    whose training failed count as bad as the worst known, so that they are not tried again.
+    The first point is that of the unmodified configuration if it lies in the space. With the
+    sampler `"gp"`, points of a Sobol sequence follow until there is one more point than axes, and
+    then the Gaussian process proposes. A failed point counts like the worst known value, so that it
+    is not tried again.
 
     Example:
         >>> from afterdrop.tune.study_settings import plan_study

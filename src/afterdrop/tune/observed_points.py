@@ -10,18 +10,18 @@ from afterdrop.tune.search_space import Point
 from afterdrop.tune.trials import Trial, is_retried
 
 Standing = Literal["known", "bad", "pending"]
-# Values further above the median than this many times its distance to the best are cut there. They
-# say that a point is bad; how bad (a perplexity of thousands) would flatten all else.
+# Values are clipped at the median plus this many times its distance to the best value. Above that,
+# the exact value (a perplexity of thousands) would flatten the differences between good points.
 _CUT = 3.0
 
 
 class Seen(NamedTuple):
-    """A point that was given out before.
+    """A point that was proposed before.
 
     Attributes:
         point: The point.
-        standing: `"known"` with a value, `"bad"` if its training failed, or `"pending"`.
-        value: Its value, if known.
+        standing: `"known"` if it has a value, `"bad"` if its training failed, or `"pending"`.
+        value: The value, if known.
     """
 
     point: Point
@@ -30,7 +30,7 @@ class Seen(NamedTuple):
 
 
 def observe(row: Trial) -> Seen:
-    """A trial as the proposal sees it."""
+    """The observation that a trial provides."""
     if row.value is not None:
         return Seen(row.point, "known", row.value)
     bad = row.state == "failed" and not is_retried(row)
@@ -38,7 +38,7 @@ def observe(row: Trial) -> Seen:
 
 
 def cut_of(values: Sequence[float]) -> float:
-    """The value above which a value only says that a point is bad.
+    """The value at which outliers are clipped.
 
     Example:
         >>> cut_of([1.0, 2.0, 3.0, 900.0])
@@ -49,7 +49,7 @@ def cut_of(values: Sequence[float]) -> float:
 
 
 def known_values(seen: Sequence[Seen]) -> list[tuple[Point, float]]:
-    """Points with values fit for a Gaussian process: outliers cut, failures as the worst.
+    """Points and values for a Gaussian process: outliers clipped, failures as the worst value.
 
     Example:
         >>> values = [1.0, 2.0, 3.0, 900.0]

@@ -1,9 +1,4 @@
-"""The best trials again, under other seeds: a tuner's best is a lucky draw.
-
-The lowest of many noisy values is too low by about what the noise is (the author of the paper saw
-0.7 perplexity points). Reruns are not chosen by their own value, so their mean has no such bias:
-the ranking uses them alone.
-"""
+"""Reruns of the best trials with other seeds, because the best value of a study is partly luck."""
 
 from __future__ import annotations
 
@@ -13,17 +8,17 @@ from afterdrop.tune.optuna_backend import Backend
 from afterdrop.tune.study_result import best_trials
 from afterdrop.tune.trials import Trial, count, origin
 
-_FIRST_SEED = 1001  # far from what recipes use, so that no rerun repeats a trial
+_FIRST_SEED = 1001  # far from the seeds of recipes, so that a rerun never repeats a trial
 
 
 def enqueue_reruns(again: Backend, rows: Sequence[Trial], top: int, reruns: int) -> int:
-    """Enqueues the reruns that are not there yet; returns how many there are in all.
+    """Enqueues the missing reruns and returns their total number.
 
     Args:
         again: The storage of the reruns.
-        rows: The trials of the study, all ended.
-        top: How many of the best to run again.
-        reruns: With how many seeds.
+        rows: The trials of the study, which have all ended.
+        top: Number of best trials to rerun.
+        reruns: Number of reruns per trial, each with another seed.
     """
     with again.exclusive():
         there = {(row.notes["of"], row.notes["seed"]) for row in again.trials()}

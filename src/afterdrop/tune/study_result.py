@@ -22,10 +22,10 @@ class Ranked:
     """A configuration in the ranking.
 
     Attributes:
-        number: The trial in which it was tried.
-        point: The configuration's point.
-        tuned: The XE that the tuner saw.
-        reruns: XE under other seeds.
+        number: The number of its trial.
+        point: The point of the configuration.
+        tuned: The XE of its trial.
+        reruns: The XE of its reruns with other seeds.
 
     Example:
         >>> row = Ranked(3, {}, 4.10, (4.12, 4.16))
@@ -40,12 +40,12 @@ class Ranked:
 
     @property
     def mean(self) -> float:
-        """Mean over the reruns; the tuner's value if there are none."""
+        """Mean over the reruns, or the XE of the trial if there are none."""
         return statistics.fmean(self.reruns) if self.reruns else self.tuned
 
     @property
     def error(self) -> float | None:
-        """Standard error of that mean; None below two reruns."""
+        """Standard error of the mean; None for fewer than two reruns."""
         if len(self.reruns) < 2:
             return None
         return statistics.stdev(self.reruns) / math.sqrt(len(self.reruns))
@@ -59,13 +59,13 @@ def best_trials(rows: Sequence[Trial], top: int) -> list[Trial]:
 
 @dataclass(frozen=True)
 class StudyResult:
-    """A study that is over.
+    """A finished study.
 
     Attributes:
-        settings: What it was.
-        trials: All its trials, lost ones among them.
-        reruns: The trials that ran the best again.
-        ranking: The best configurations; the first is the result.
+        settings: The settings of the study.
+        trials: All trials, including lost ones.
+        reruns: The trials that reran the best configurations.
+        ranking: The best configurations, best first.
     """
 
     settings: TuneSettings
@@ -75,12 +75,12 @@ class StudyResult:
 
 
 def rank(rows: Sequence[Trial], reruns: Sequence[Trial], top: int) -> list[Ranked]:
-    """The best configurations, by the mean of their reruns where there are any.
+    """Ranks the best configurations by the mean of their reruns where there are any.
 
     Args:
         rows: The trials of the study.
         reruns: The trials of its reruns.
-        top: How many to rank without reruns; all that have reruns are ranked.
+        top: Number of configurations to rank without reruns; all with reruns are ranked.
     """
     by_trial: dict[int, list[float]] = {}
     for row in ends(reruns):

@@ -13,19 +13,19 @@ from typing import Any, Literal
 from afterdrop.tune.search_space import Point
 
 State = Literal["waiting", "running", "complete", "pruned", "failed"]
-ATTEMPTS = 3  # a point that has killed this many workers (out of memory, say) is not tried again
+ATTEMPTS = 3  # a point whose workers died this many times (out of memory, say) is not tried again
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial as a storage has it.
+    """A trial as recorded in a storage.
 
     Attributes:
         number: Its number in the study.
-        state: Where it stands.
-        point: What is tried.
+        state: Its state.
+        point: The point that is tried.
         value: Its validation XE, if it has one.
-        notes: What workers wrote down about it, JSON-friendly.
+        notes: JSON-compatible notes of the workers.
         curve: Validation XE by interval.
     """
 
@@ -39,35 +39,35 @@ class Trial:
 
 @dataclass(frozen=True)
 class Count:
-    """How far a study is.
+    """The progress of a study.
 
     Attributes:
-        given: Points given out so far.
-        open: Points that are being tried or wait to be.
+        given: Number of points so far.
+        open: Number of points that are waiting or running.
     """
 
     given: int
     open: int
 
     def over(self, trials: int) -> bool:
-        """Whether all points of so many have an end."""
+        """Whether there are `trials` points and all of them have ended."""
         return self.given >= trials and self.open == 0
 
 
 def is_retried(row: Trial) -> bool:
-    """Whether a lost trial is given out again."""
+    """Whether a trial was lost and its point is tried again."""
     if row.state != "failed" or not row.notes.get("lost"):
         return False
     return bool(row.notes.get("handed_back")) or row.notes.get("attempt", 1) < ATTEMPTS
 
 
 def origin(row: Trial) -> int:
-    """The number under which a trial's point was given out first; its folder has that name."""
+    """The number of the first trial of a point, which also names its run folder."""
     return int(row.notes.get("origin", row.number))
 
 
 def ends(rows: Sequence[Trial]) -> list[Trial]:
-    """One trial a point, in the order of the points: its last attempt."""
+    """The last attempt at each point, in the order of the points."""
     last: dict[int, Trial] = {}
     for row in rows:
         last[origin(row)] = row
@@ -75,7 +75,7 @@ def ends(rows: Sequence[Trial]) -> list[Trial]:
 
 
 def count(rows: Sequence[Trial]) -> Count:
-    """How many points were given out, and how many have no end yet."""
+    """Counts the points and those that have not ended."""
     points = ends(rows)
     unended = [r for r in points if r.state in ("waiting", "running") or is_retried(r)]
     return Count(len(points), len(unended))
