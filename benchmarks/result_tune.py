@@ -19,10 +19,10 @@ import torch
 
 import afterdrop as ad
 from afterdrop.train import load_model
-from afterdrop.tune.study_runner import StudyResult
+from afterdrop.tune.study_result import StudyResult
 from afterdrop.tune.study_runner import run_study as tune
 from afterdrop.tune.study_settings import TuneSettings, plan_study
-from afterdrop.tune.trial_ledger import ends, origin
+from afterdrop.tune.trials import ends, origin
 from tuned_on import Family, comparison, worth
 
 FAMILY = Family(ad.Grid((0.0, 1.0), (0.0, 0.8)), samples=8)

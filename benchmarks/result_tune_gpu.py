@@ -55,7 +55,7 @@ GRACE = 10.0  # seconds in which a worker that was told to stop may save
 def draw(options: argparse.Namespace) -> None:
     """Asks for points without training them: each is pending for the next."""
     from afterdrop.tune.optuna_backend import Backend
-    from afterdrop.tune.study_runner import join
+    from afterdrop.tune.study_runner import join_study
     from afterdrop.tune.trial_ledger import Ledger
 
     changes = {**SCHEDULE, **dict(options.set)}
@@ -63,7 +63,7 @@ def draw(options: argparse.Namespace) -> None:
         options.recipe, intervals=options.intervals, changes=changes, seed=options.seed
     )
     backend = Backend(options.study, None, options.study.resolve().name)
-    join(backend, settings)
+    join_study(backend, settings)
     ledger = Ledger(backend, settings, "elsewhere", lease=float("inf"))  # no heart beats there
     rows = backend.trials()
     number = 1 + max((row.notes.get("round", 0) for row in rows), default=0)
@@ -231,9 +231,8 @@ def tell(options: argparse.Namespace) -> None:
     """Gives the results to the study; what is missing stays pending."""
     from afterdrop.report.study_page import write_study
     from afterdrop.tune.optuna_backend import Backend
-    from afterdrop.tune.reruns import rank
     from afterdrop.tune.study_files import ranking_table, write_result
-    from afterdrop.tune.study_runner import StudyResult
+    from afterdrop.tune.study_result import StudyResult, rank
     from afterdrop.tune.trial_ledger import Ledger
 
     backend = Backend(options.study, None, options.study.resolve().name)

@@ -7,10 +7,9 @@ import torch
 from torch import nn
 
 import afterdrop as ad
-from afterdrop.tune.optuna_backend import Trial
-from afterdrop.tune.reruns import rank
-from afterdrop.tune.study_runner import StudyResult
+from afterdrop.tune.study_result import StudyResult, rank
 from afterdrop.tune.study_settings import plan_study
+from afterdrop.tune.trials import Trial
 
 EVIL = (
     "<script>document.title='taken'</script>",

@@ -1,5 +1,5 @@
 import pytest
-from report_runs import make_source
+from table_sources import make_source
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""Bad input: the tables say what is missing and which command makes it, and show the rest."""
+"""Incomplete input: tables name what is missing and the command for it, and show the rest."""
 
 import random
 import shutil
@@ -52,7 +52,7 @@ def words(tables, number):
 
 def test_a_limit_is_kept_with_the_scores(runs):
     scores = Scores.load(runs / "one" / "scores" / "train.safetensors")
-    assert scores.num_targets == 40 and scores.protocol.limit == 40
+    assert scores.num_targets == 40 and scores.request.limit == 40
     assert "first 40 targets" in words(paper_tables([runs / "one"]), 1)
 
 
@@ -65,7 +65,7 @@ def test_a_run_without_scores_is_named_and_the_others_are_shown(runs):
     assert "model.state_sharing=step" in words(tables, 5)
 
 
-def test_missing_splits_say_their_command(runs):
+def test_missing_splits_are_listed_with_their_command(runs):
     (runs / "one" / "scores" / "test.safetensors").unlink()
     tables = paper_tables([runs / "one"])
     assert "--split test" in words(tables, 4) and "T = 1" in words(tables, 4)
@@ -101,8 +101,8 @@ def test_members_that_were_not_evaluated_leave_gaps(runs):
     assert "multipliers 0, 0.8, 1 only" in text and "–" in text
 
 
-def test_a_temperature_beyond_those_of_the_test_scores_is_told(runs):
-    """Then nothing is wrong with their members, and the same command would change nothing."""
+def test_a_temperature_outside_the_range_of_the_test_scores_is_reported(runs):
+    """The members were evaluated, so the remedy is another range and not another grid."""
     arguments = ["evaluate", str(runs / "one"), "--split", "test", "--limit", "40", "--overwrite"]
     assert main([*arguments, *OPTIONS, "--quiet", "--temperatures", "20", "40"]) == 0
     text = " ".join(words(paper_tables([runs / "one"]), 4).split())
@@ -110,7 +110,7 @@ def test_a_temperature_beyond_those_of_the_test_scores_is_told(runs):
     assert "--split test --overwrite --temperatures LOW HIGH" in text
 
 
-def spoil(run, prefix):
+def set_to_nan(run, prefix):
     path = run / "scores" / "valid.safetensors"
     scores = Scores.load(path)
     for name, tensor in scores.tensors.items():
@@ -119,31 +119,31 @@ def spoil(run, prefix):
     scores.save(path)
 
 
-def test_a_model_that_is_nan_throughout_breaks_no_table(runs):
-    spoil(runs / "one", ("det_", "mc_"))
+def test_tables_of_a_model_that_gives_only_nan(runs):
+    set_to_nan(runs / "one", ("deterministic.", "sampled."))
     for table in paper_tables([runs / "one"])[1:4]:
         assert "not finite" in to_text(table)
 
 
 def test_nan_is_shown_and_explained(runs):
-    spoil(runs / "one", "mc_")
+    set_to_nan(runs / "one", "sampled.")
     tables = paper_tables([runs / "one"])
     for number in (2, 3, 4):
         text = words(tables, number)
         assert "NaN" in text or number == 4
         assert "not finite" in text and "one: " in text
     finite = next(line for line in tables[3].rows[1].lines if line.name == "ours").values
-    assert finite[0] is not None and finite[1] is None  # DET is sound, the others are not
+    assert finite[0] is not None and finite[1] is None  # DET is finite, the others are not
 
 
-def test_a_folder_of_own_models_gets_the_tables_that_need_no_data(runs):
+def test_scores_of_a_users_own_model_fill_the_tables_that_need_no_data(runs):
     (runs / "one" / "config.json").unlink()
     tables = paper_tables([runs / "one"])
     assert "own data" in words(tables, 2)
     assert "Scores.by_frequency" in words(tables, 3) and "optimal T" in words(tables, 4)
 
 
-def test_lost_data_cost_table_3_only(runs, trained):
+def test_without_the_data_only_table_3_is_missing(runs, trained):
     (trained / "text").rename(trained / "moved")
     try:
         tables = paper_tables([runs / "one"])
@@ -153,16 +153,16 @@ def test_lost_data_cost_table_3_only(runs, trained):
     assert tables[1].rows
 
 
-def test_folders_that_are_no_runs(runs, tmp_path):
+def test_folders_that_are_not_runs(runs, tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FileError, match="holds neither a run nor Scores"):
+    with pytest.raises(FileError, match="holds neither a training run nor scores"):
         paper_tables([tmp_path / "empty"])
     tables = paper_tables([runs / "one", tmp_path / "nowhere"])
-    assert all("nowhere is no folder" in to_text(table) for table in tables)
+    assert all("nowhere is not a folder" in to_text(table) for table in tables)
 
 
 @pytest.mark.slow
-def test_the_verb_writes_all_tables_and_names_bad_options(runs, capsys, tmp_path):
+def test_the_command_writes_all_tables_and_rejects_bad_options(runs, capsys, tmp_path):
     out = tmp_path / "tables"
     assert main(["reproduce", str(runs / "one"), "--out", str(out), "--bands", "> 3", "< 4"]) == 0
     printed = capsys.readouterr().out
@@ -178,8 +178,8 @@ def test_the_verb_writes_all_tables_and_names_bad_options(runs, capsys, tmp_path
     assert drawn == {path.name: path.read_bytes() for path in (out / "figures").iterdir()}
     capsys.readouterr()
     for arguments, message in (
-        (["reproduce"], "no run is given"),
-        (["reproduce", str(tmp_path / "no")], "is no folder"),
+        (["reproduce"], "no run folder given"),
+        (["reproduce", str(tmp_path / "no")], "is not a folder"),
         (["reproduce", str(runs / "one"), "--bands", "x"], "the band 'x'"),
         (["reproduce", "--all"], "--out FOLDER"),
         (["reproduce", "--all", "--out", str(tmp_path / "c"), "--minutes", "0"], "minutes=0"),

@@ -1,4 +1,4 @@
-"""The facts of published.toml, checked against what the paper says elsewhere."""
+"""The values of published.toml, checked against other statements of the paper."""
 
 import math
 import tomllib
@@ -22,7 +22,7 @@ def test_every_row_has_a_figure_for_each_member_and_a_source(row):
         assert 0 <= misprint["at"] < len(row["xe"]) and misprint["why"]
 
 
-def test_the_perplexities_of_the_abstract_follow():
+def test_perplexities_agree_with_the_abstract():
     def test_of(data, member, tuned=False):
         found = published.value(4, data, "test", member, tuned=tuned)
         return round(math.exp(found.xe), 1)
@@ -58,7 +58,7 @@ def test_an_optimal_temperature_is_worse_only_where_it_is_marked():
             assert (tuned.xe > plain.xe) == bool(tuned.misprint)
 
 
-def test_what_was_not_printed_is_none():
+def test_unpublished_values_are_none():
     assert published.value(2, "ptb-char", "valid", DET) is None
     assert published.value(2, "ptb", "valid", Member(0, 0.5)) is None
     assert published.value(1, "ptb", "train", AMC) is None

@@ -1,16 +1,16 @@
-"""Every number of the tables against the Scores, restated by plain means over targets."""
+"""The numbers of the tables, restated as plain means over targets of the Scores."""
 
 import math
 
 import pytest
 import torch
-from report_runs import make_source
+from table_sources import make_source
 
 from afterdrop.data import load_text
 from afterdrop.errors import DataError, FileError
 from afterdrop.family.member import AMC, DET, Member
 from afterdrop.reproduce.tables import published
-from afterdrop.reproduce.tables.frequency_bands import PAPER, parse_band, suitable_bands
+from afterdrop.reproduce.tables.frequency_bands import PAPER_BANDS, parse_band, suitable_bands
 from afterdrop.reproduce.tables.table1_multiplier import multiplier_table
 from afterdrop.reproduce.tables.table2_members import members_table
 from afterdrop.reproduce.tables.table3_frequency import frequency_table
@@ -35,13 +35,13 @@ def test_table_1_has_every_alpha_and_paired_steps(ptb):
         expected = scores.values(Member(1, multiplier)).whole.mean().item()
         assert line(row, "ours")[at] == pytest.approx(expected)
     step = scores.values(AMC).whole - scores.values(Member(1, 0.9)).whole
-    assert line(row, "− one to left")[4] == pytest.approx(step.mean().item())
-    assert line(row, "− one to left")[0] is None
+    assert line(row, "− left column")[4] == pytest.approx(step.mean().item())
+    assert line(row, "− left column")[0] is None
     assert line(table.rows[0], "paper") == [2.731, 2.777, 2.826, 2.849, 2.878]
     assert not [found for found in table.rows[1].lines if found.name == "paper"]
 
 
-def test_table_2_sets_published_figures_beside_ours_and_marks_misprints(mnist):
+def test_table_2_compares_with_published_values_and_marks_misprints(mnist):
     table = members_table([mnist])
     row, scores = table.rows[0], mnist.scores["valid"]
     half = list(published.members("nine")).index(Member(0.5, 0.8))
@@ -76,7 +76,7 @@ def test_table_2_averages_runs_that_differ_in_their_seed_only(mnist):
 def test_table_3_is_the_mean_over_the_targets_of_each_band(ptb, monkeypatch):
     monkeypatch.setattr(TableInput, "counts", lambda self, folder: COUNTS)
     table = frequency_table([ptb])
-    assert len(table.rows) == len(PAPER)
+    assert len(table.rows) == len(PAPER_BANDS)
     scores = ptb.scores["valid"]
     at = COUNTS[scores.targets]
     rare = at < 500
@@ -88,10 +88,10 @@ def test_table_3_is_the_mean_over_the_targets_of_each_band(ptb, monkeypatch):
     assert f"{int(rare.sum())} valid" in row.label and "29,058" in row.label
     common = next(r for r in table.rows if ": > 500," in r.label)
     total = sum(int(mask.sum()) * line(r, "ours")[5] for mask, r in ((rare, row), (~rare, common)))
-    assert total / len(at) == pytest.approx(scores.xe(DET).value)  # bands are cumulative
+    assert total / len(at) == pytest.approx(scores.xe(DET).value)  # the two bands cover all targets
 
 
-def test_table_3_says_which_part_of_the_gain_is_in_rare_targets(ptb, monkeypatch):
+def test_table_3_splits_the_gain_into_rare_and_other_targets(ptb, monkeypatch):
     monkeypatch.setattr(TableInput, "counts", lambda self, folder: COUNTS)
     table = frequency_table([ptb])
     scores = ptb.scores["valid"]
@@ -106,12 +106,12 @@ def test_table_3_says_which_part_of_the_gain_is_in_rare_targets(ptb, monkeypatch
     assert not any("of the targets are" in text for text in others)
 
 
-def test_table_3_takes_other_bands_and_says_which_are_empty(ptb, monkeypatch):
+def test_table_3_takes_custom_bands_and_reports_empty_ones(ptb, monkeypatch):
     monkeypatch.setattr(TableInput, "counts", lambda self, folder: COUNTS)
     table = frequency_table([ptb], [parse_band("5-20"), parse_band("> 40000")])
     assert [row.label.split(",")[0] for row in table.rows] == ["ptb-1: 5-20", "ptb-1: > 40000"]
     assert line(table.rows[1], "ours") == [None] * 10
-    assert "ptb-1: no valid target lies in the band > 40000" in table.missing
+    assert "ptb-1: no valid target is in the band > 40000" in table.missing
 
 
 def test_table_3_serves_classifiers_by_class_frequency(mnist, monkeypatch):
@@ -120,19 +120,19 @@ def test_table_3_serves_classifiers_by_class_frequency(mnist, monkeypatch):
     assert [row.label.split(",")[0] for row in table.rows] == ["mnist-1: > 90", "mnist-1: < 91"]
 
 
-def test_the_bands_of_other_texts_are_the_same_shares():
+def test_bands_of_other_texts_are_scaled_to_their_size():
     counts = torch.tensor([90_000, 2_958])
     names = [band.name for band in suitable_bands("other", counts, classes=False)]
     assert names == ["> 2500", "> 500", "> 50", "< 50", "< 10", "< 2"]
 
 
 @pytest.mark.parametrize("text", ["500", "", "> many", "9-5", ">= 3"])
-def test_a_band_that_cannot_be_read_is_named(text):
+def test_malformed_bands_are_rejected(text):
     with pytest.raises(DataError, match="the band"):
         parse_band(text)
 
 
-def test_table_4_takes_the_temperature_of_validation_to_the_test_data(ptb):
+def test_table_4_applies_validation_temperatures_to_the_test_data(ptb):
     table = temperature_table([ptb])
     assert [row.label.rsplit("; ", 1)[1] for row in table.rows] == [
         "perplexity, T = 1",
@@ -203,13 +203,13 @@ def test_table_5_does_not_compare_runs_that_differ_otherwise():
     assert not table.rows and "--set model.state_sharing=step" in table.missing[0]
 
 
-def test_the_paper_counted_as_we_do():
+def test_band_sizes_on_ptb_are_those_of_the_paper():
     try:
         text = load_text("ptb")
     except FileError as error:
         pytest.skip(f"needs PTB in the folder that AFTERDROP_DATA names: {error}")
     counts = torch.tensor(text.vocabulary.counts)
     at = counts[text.valid.long()]
-    for band in map(parse_band, PAPER):
+    for band in map(parse_band, PAPER_BANDS):
         found = int(((at > band.low) & (at <= band.high)).sum())
         assert found == published.targets("ptb", "valid", band.name), band.name

@@ -1,4 +1,4 @@
-"""Tables as files: golden forms, escaping, and nothing lost in the CSV."""
+"""Tables as files: golden output, escaping, and full precision in the CSV."""
 
 import csv
 import io
@@ -48,13 +48,13 @@ def test_text():
     ]
 
 
-def test_markdown_escapes_pipes_and_sets_off_the_lowest():
+def test_markdown_escapes_pipes_and_highlights_the_lowest():
     lines = to_markdown(TABLE).splitlines()
     assert lines[4] == "| my_run \\| 50% <b>x</b> | ours | 0.3333 | **0.2500** |"
     assert all(line.replace("\\|", "").count("|") == 5 for line in lines[2:7])
 
 
-def test_latex_escapes_what_tex_reads():
+def test_latex_escapes_special_characters():
     text = to_latex(TABLE)
     assert r"my\_run | 50\% $<$b$>$x$<$/b$>$" in text and r"XE \& more" in text
     assert r"\textbf{0.2500}" in text and r"0.92$^\dagger$" in text

@@ -64,7 +64,7 @@ POSTGRESQL = pytest.param("postgresql", marks=pytest.mark.database)
 
 @pytest.fixture(params=["journal", "sqlite", POSTGRESQL])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
-    """Each kind of storage, real."""
+    """Each kind of storage."""
     if request.param == "journal":
         return None
     if request.param == "sqlite":
@@ -74,5 +74,5 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
 
 @pytest.fixture
 def name() -> str:
-    """A study's name that no other test has in the same server."""
+    """A study name that is unique in the database server."""
     return f"study-{uuid.uuid4().hex[:8]}"

@@ -14,7 +14,7 @@ from pathlib import Path
 
 
 def find_binary(name: str) -> str | None:
-    """Where a server program lies; distributions keep them off the PATH."""
+    """The path of a server program; distributions do not put them on the PATH."""
     return shutil.which(name) or next(iter(glob.glob(f"/usr/lib/postgresql/*/bin/{name}")), None)
 
 

@@ -1,4 +1,4 @@
-"""Trials that are trained on a machine without optuna: `benchmarks/result_tune_gpu.py`, really."""
+"""Trials trained on another machine without Optuna, with `benchmarks/result_tune_gpu.py`."""
 
 import json
 import os
@@ -16,7 +16,7 @@ ABSENT = ("optuna", "scipy", "sqlalchemy", "tyro", "matplotlib")
 
 @pytest.fixture
 def script(tmp_path, monkeypatch, capsys):
-    """Runs an action of the script; `train` as on a machine that lacks what it has no need of."""
+    """Runs an action of the script; `train` without the packages that it must not need."""
     for name in ABSENT:
         (tmp_path / "absent").mkdir(exist_ok=True)
         (tmp_path / "absent" / f"{name}.py").write_text(f"raise ImportError('no {name} here')")
@@ -54,10 +54,12 @@ def test_two_rounds_of_a_study_whose_trials_are_trained_elsewhere(script, recipe
     assert sorted(numbers(results)) == [0, 1, 2]
     lines = results.read_text().splitlines(keepends=True)
     results.write_text("".join(lines[:2]))
-    script("train", *train[:-4], "--workers", "1", "--targets", "40")  # only what is missing
+    script(
+        "train", *train[:-4], "--workers", "1", "--targets", "40"
+    )  # trains only the missing trial
     again = [json.loads(line) for line in (lines[2], results.read_text().splitlines()[2])]
     assert again[0]["xe"] == again[1]["xe"] and again[0]["family"] == again[1]["family"]
-    results.write_text("".join(lines[:2]))  # the last is not told
+    results.write_text("".join(lines[:2]))  # without the last result
     script("tell", "--study", study, "--results", results)
     script("draw", *asked, "--trials", "5", "--set", "schedule.steps_per_interval=3")
     drawn = json.loads(batch.read_text())["trials"]

@@ -1,4 +1,4 @@
-"""The ledger on real storages: who gets what, and what becomes of the trials of the dead."""
+"""The ledger on real storages: which worker gets which trial, and the trials of dead workers."""
 
 import subprocess
 import sys
@@ -8,10 +8,11 @@ import pytest
 
 from afterdrop.tune.file_locks import Alive, file_lock, is_dead
 from afterdrop.tune.optuna_backend import Backend
-from afterdrop.tune.trial_ledger import ATTEMPTS, Ledger, count, ends, is_retried, origin
+from afterdrop.tune.trial_ledger import Ledger
+from afterdrop.tune.trials import ATTEMPTS, count, ends, is_retried, origin
 
-# One fresh process imports torch once and forks the workers, which take points at once and tell
-# nothing, so that only the lock and the pending trials keep the points apart.
+# One process imports torch once and forks the workers, which take points at the same time without
+# reporting results, so that only the lock and the pending trials keep the points distinct.
 RACERS = """
 import os, sys
 import torch
@@ -19,14 +20,14 @@ torch.set_num_threads(1)
 from pathlib import Path
 from afterdrop.tune.optuna_backend import Backend, gp_point
 from afterdrop.tune.trial_ledger import Ledger
-from afterdrop.tune.study_runner import join
+from afterdrop.tune.study_runner import join_study
 from afterdrop.tune.study_settings import plan_study
 
 folder, storage, name, recipe = sys.argv[1:]
 storage = storage or None
 space = plan_study(recipe).space
 middle = space.point([0.5] * len(space))
-gp_point(space, [(middle, 1.0), (middle, 2.0)], [], 1)  # loads what it loads late
+gp_point(space, [(middle, 1.0), (middle, 2.0)], [], 1)  # does the lazy imports before the race
 go, ready = os.pipe()
 children = []
 for index in range(3):
@@ -34,10 +35,10 @@ for index in range(3):
     if pid == 0:
         os.close(ready)
         settings = plan_study(recipe)
-        backend = Backend(Path(folder), storage, name)  # all make it at once
-        join(backend, settings)
+        backend = Backend(Path(folder), storage, name)  # all workers create the study at once
+        join_study(backend, settings)
         ledger = Ledger(backend, settings, f"racer{index}")
-        os.read(go, 1)  # ends for all at the same moment
+        os.read(go, 1)  # all workers start when the parent closes the pipe
         for _ in range(3):
             trial = ledger.take(100)
             ledger.complete(trial, trial.number / 10) if trial.number < 6 else None
@@ -58,7 +59,7 @@ def open_ledger(tmp_path, storage, name, settings):
 
 
 @pytest.mark.subprocess
-def test_workers_that_ask_at_once_never_get_the_same_point(tmp_path, storage, name, recipe):
+def test_concurrent_workers_never_get_the_same_point(tmp_path, storage, name, recipe):
     study = tmp_path / "study"
     arguments = [str(study), storage or "", name, str(recipe)]
     done = subprocess.run(
@@ -71,7 +72,7 @@ def test_workers_that_ask_at_once_never_get_the_same_point(tmp_path, storage, na
     assert {row.notes["worker"] for row in rows} == {"racer0", "racer1", "racer2"}
 
 
-def test_a_trial_is_told_and_counted(open_ledger):
+def test_results_are_stored_and_counted(open_ledger):
     ledger = open_ledger("one")
     first, second = ledger.take(2), ledger.take(2)
     assert ledger.take(2) is None and count(ledger.backend.trials()).open == 2
@@ -91,8 +92,8 @@ def test_a_dead_worker_loses_its_trial_at_once_where_its_file_is_seen(open_ledge
     dead, other = open_ledger("dead"), open_ledger("other")
     with Alive(dead.backend.folder / "workers", "dead"):
         lost = dead.take(1)
-        assert other.take(1) is None  # it lives
-    (dead.backend.folder / "workers" / "dead.alive").touch()  # a killed one does not remove it
+        assert other.take(1) is None  # it is alive
+    (dead.backend.folder / "workers" / "dead.alive").touch()  # a killed worker does not remove it
     again = other.take(1)
     assert again.point == lost.point and origin(again) == lost.number
     assert "dead died" in other.backend.trials()[lost.number].notes["reason"]
@@ -105,12 +106,12 @@ def test_a_silent_worker_loses_its_trial_after_the_lease(open_ledger):
     assert watcher.take(1) is None
     watcher.backend.note(lost.number, "beat", 1)
     time.sleep(0.35)
-    assert watcher.take(1) is None  # there was a beat since the last look
+    assert watcher.take(1) is None  # there was a heartbeat since the last check
     time.sleep(0.35)
     again = watcher.take(1)
     assert again.point == lost.point
-    assert "no sign of life" in watcher.backend.trials()[lost.number].notes["reason"]
-    # The worker was only slow: what it tells now comes too late, and changes nothing.
+    assert "no heartbeat" in watcher.backend.trials()[lost.number].notes["reason"]
+    # The worker was only slow: its results come too late and change nothing.
     assert not silent.complete(lost, 1.0)
     assert not silent.backend.report(lost.number, 9, 1.0)
     assert watcher.complete(again, 4.0)
@@ -118,7 +119,7 @@ def test_a_silent_worker_loses_its_trial_after_the_lease(open_ledger):
 
 
 @pytest.mark.slow
-def test_a_beating_heart_keeps_the_trial(tmp_path, settings):
+def test_heartbeats_keep_the_trial(tmp_path, settings):
     worker, watcher = (
         Ledger(Backend(tmp_path, None, "s"), settings, name, lease=2.0) for name in "ab"
     )
@@ -130,7 +131,7 @@ def test_a_beating_heart_keeps_the_trial(tmp_path, settings):
     assert worker.complete(trial, 1.0)
 
 
-def test_a_point_that_kills_its_workers_is_given_up(open_ledger):
+def test_a_point_whose_workers_keep_dying_is_given_up(open_ledger):
     ledger = open_ledger("one")
     for _ in range(ATTEMPTS):
         trial = ledger.take(1)
@@ -142,10 +143,10 @@ def test_a_point_that_kills_its_workers_is_given_up(open_ledger):
     assert [is_retried(row) for row in rows] == [True] * (ATTEMPTS - 1) + [False]
 
 
-def test_a_trial_given_back_is_given_out_again_without_end(open_ledger):
+def test_an_interrupted_trial_is_always_tried_again(open_ledger):
     ledger = open_ledger("one")
     points = []
-    for _ in range(ATTEMPTS + 2):  # interruptions are not the point's fault
+    for _ in range(ATTEMPTS + 2):  # interruptions do not count as attempts
         trial = ledger.take(1)
         points.append(trial.point)
         ledger.hand_back(trial, "its worker was stopped (SIGINT)")
@@ -157,7 +158,7 @@ def test_a_worker_that_dies_between_failing_and_enqueueing_loses_nothing(open_le
     ledger = open_ledger("one")
     lost = ledger.take(1)
     ledger.backend.note(lost.number, "lost", True)
-    ledger.backend.finish(lost.number, "failed")  # and here it dies
+    ledger.backend.finish(lost.number, "failed")  # the worker dies before enqueueing
     assert not count(ledger.backend.trials()).over(1)
     assert open_ledger("next").take(1).point == lost.point
 
@@ -185,5 +186,6 @@ def test_the_lock_of_a_killed_process_is_free(tmp_path):
     assert done.returncode == -9
     assert is_dead(tmp_path, "w") is True
     assert is_dead(tmp_path, "nobody") is None
+    waited = time.monotonic()
     with file_lock(tmp_path / "l"):
-        pass
+        assert time.monotonic() - waited < 5

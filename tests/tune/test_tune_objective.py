@@ -13,7 +13,7 @@ def trained(settings, tmp_path):
 
 
 def logits_by_window(folder):
-    """The oracle: deterministic logits and targets of the validation text, window by window."""
+    """Oracle: deterministic logits and targets of the validation text, one entry per window."""
     model, _, load_data = load_model(folder)
     text = load_data()
     windows = EvalStripes(text.valid, text.vocabulary.eos_id, 4, 8, lines=text.has_lines)
@@ -35,7 +35,7 @@ def xe(rows, temperature):
     return total / count
 
 
-def test_the_objective_is_det_at_its_best_temperature(trained):
+def test_the_objective_is_det_at_its_optimal_temperature(trained):
     rows = logits_by_window(trained)
     worth = Objective().of_run(trained, "cpu", None)
     grid = torch.linspace(0.2, 4, 400).tolist()
@@ -51,11 +51,11 @@ def test_the_temperature_comes_from_a_part_of_the_targets(trained):
     whole = Objective().of_run(trained, "cpu", None)
     part = Objective(targets=60).of_run(trained, "cpu", None)
     assert part.temperature != whole.temperature
-    assert part.xe > whole.xe  # at a temperature that is not quite the best of all targets
+    assert part.xe > whole.xe  # its temperature is not optimal for all targets
     assert part.xe == pytest.approx(xe(logits_by_window(trained), part.temperature), abs=1e-5)
 
 
-def test_any_other_member_by_option(trained):
+def test_the_member_can_be_chosen(trained):
     det, amc = (Objective.parse(n).of_run(trained, "cpu", None) for n in ("det", "amc"))
     assert det.xe != amc.xe
     with pytest.raises(ValueError, match="ALPHA,MULTIPLIER"):
@@ -71,7 +71,7 @@ def test_without_dropout_every_member_is_the_deterministic_one(settings, tmp_pat
     assert det == amc
 
 
-def test_the_part_is_spread_over_the_data():
+def test_the_fitting_examples_are_spread_over_the_data():
     clusters = torch.arange(10).repeat_interleave(3)
     assert spread(clusters, 1000).tolist() == [1] * 10
     assert spread(clusters, 10).nonzero().flatten().tolist() == [0, 3, 6, 9]

@@ -16,12 +16,11 @@ from afterdrop.report.study_page import build_study_page
 from afterdrop.train import load_model
 from afterdrop.tune import trial_training
 from afterdrop.tune.checks import TuneError
-from afterdrop.tune.optuna_backend import Trial
-from afterdrop.tune.reruns import rank
 from afterdrop.tune.search_space import Axis, Space
+from afterdrop.tune.study_result import rank
 from afterdrop.tune.study_runner import run_study
 from afterdrop.tune.study_settings import TuneSettings, plan_study
-from afterdrop.tune.trial_ledger import ends
+from afterdrop.tune.trials import Trial, ends
 from afterdrop.tune.worker import Workplace
 
 
@@ -49,16 +48,18 @@ def test_from_the_command_line_to_a_recipe_that_trains(recipe, tmp_path, capsys)
     assert len(first["reruns"]) == 2
     assert tuned.config.to_dict()["model"]["input_dropout"] == first["point"]["model.input_dropout"]
     assert main(["train", str(study / "best.toml"), "--out", str(tmp_path / "r"), "--quiet"]) == 0
-    # The same command again finds everything done, more trials go on.
+    # The same command finds everything done; with more trials it continues.
     assert main([*arguments, "--trials", "8", "--top", "2", "--reruns", "2"]) == 0
     assert "rerun " not in capsys.readouterr().out
     assert main([*arguments, "--trials", "9", "--top", "2", "--reruns", "0", "--quiet"]) == 0
     assert (study / "trials" / "0008").exists()
     page = (study / "study.html").read_text()
-    assert "Values along each setting" in page and page.count("<svg") == 3  # few for importance
+    assert (
+        "Values along each setting" in page and page.count("<svg") == 3
+    )  # too few trials for importance
 
 
-def test_a_trial_is_worth_what_its_folder_says(settings, tmp_path):
+def test_the_value_of_a_trial_is_the_objective_of_its_run(settings, tmp_path):
     result = run(settings, tmp_path / "s")
     for row in result.trials:
         folder = tmp_path / "s" / "trials" / f"{row.number:04d}"
@@ -90,7 +91,7 @@ def test_a_study_of_other_settings_is_refused(settings, recipe, tmp_path):
     assert "secret" not in str(caught.value)
 
 
-def test_divergence_is_recorded_and_the_study_goes_on(recipe, tmp_path):
+def test_divergence_is_recorded_and_the_study_continues(recipe, tmp_path):
     ranges = [Axis("optimiser.learning_rate", 0.001, 3e38)]  # up to the largest float
     wild = plan_study(str(recipe), ranges=ranges, prune=False)
     result = run(wild, tmp_path / "s", trials=4)
@@ -100,32 +101,34 @@ def test_divergence_is_recorded_and_the_study_goes_on(recipe, tmp_path):
     assert "diverged" in render(build_study_page(result, tmp_path))
 
 
-def test_a_study_in_which_all_fails_ends_and_says_why(recipe, tmp_path):
-    huge = plan_study(str(recipe), budget=10**15, prune=False)  # the allocator says no, truly
+def test_a_study_in_which_all_trials_fail_stops_with_the_reason(recipe, tmp_path):
+    huge = plan_study(str(recipe), budget=10**15, prune=False)  # more memory than any machine has
     with pytest.raises(TuneError, match=r"all 5 trials failed.*out of memory: \[enforce fail"):
         run(huge, tmp_path / "s", trials=9)
     with pytest.raises(TuneError, match=r"none of 1 trials is complete.*out of memory"):
         run(huge, tmp_path / "t", trials=1)
 
 
-def test_lack_of_memory_is_recorded_and_the_study_goes_on(settings, tmp_path, monkeypatch):
+def test_running_out_of_memory_is_recorded_and_the_study_continues(settings, tmp_path, monkeypatch):
     calls = []
 
-    def short(*arguments, **options):
+    def out_of_memory_once(*arguments, **options):
         calls.append(arguments)
         if len(calls) == 2:
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
         return real(*arguments, **options)
 
     real = trial_training.run_training
-    monkeypatch.setattr(trial_training, "run_training", short)
+    monkeypatch.setattr(trial_training, "run_training", out_of_memory_once)
     result = run(settings, tmp_path / "s")
     assert [row.state for row in result.trials] == ["complete", "failed", "complete"]
     assert result.trials[1].notes["reason"].startswith("out of memory: CUDA")
 
 
 @pytest.mark.slow
-def test_an_unknown_error_costs_the_worker_but_not_the_point(settings, tmp_path, monkeypatch):
+def test_an_unknown_error_ends_the_worker_and_the_point_is_tried_again(
+    settings, tmp_path, monkeypatch
+):
     real = trial_training.run_training
 
     def broken(*arguments, **options):
@@ -141,7 +144,7 @@ def test_an_unknown_error_costs_the_worker_but_not_the_point(settings, tmp_path,
     assert len(ends(result.trials)) == 3
 
 
-def test_bad_data_ends_the_study_with_its_message(settings, tmp_path):
+def test_missing_data_end_the_study_with_their_message(settings, tmp_path):
     lost = settings.to_dict()
     lost["config"]["data"]["name"] = str(tmp_path / "nowhere")
     with pytest.raises(ValueError, match="nowhere"):
@@ -149,7 +152,7 @@ def test_bad_data_ends_the_study_with_its_message(settings, tmp_path):
 
 
 @pytest.mark.slow
-def test_hopeless_trials_are_stopped_early(recipe, tmp_path):
+def test_unpromising_trials_are_stopped_early(recipe, tmp_path):
     ranges = [log_axis("optimiser.learning_rate", 1e-7, 1e-1)]
     searched = plan_study(str(recipe), intervals=6, ranges=ranges, sampler="random", seed=5)
     result = run(searched, tmp_path / "s", trials=13)
@@ -164,7 +167,7 @@ def test_hopeless_trials_are_stopped_early(recipe, tmp_path):
     assert result.ranking[0].tuned == min(r.value for r in result.trials if r.state == "complete")
 
 
-def test_a_trial_may_take_only_so_long(recipe, tmp_path):
+def test_a_trial_has_a_time_limit(recipe, tmp_path):
     slow = plan_study(str(recipe), intervals=100_000, minutes=0.02, prune=False)
     result = run(slow, tmp_path / "s", trials=1)
     assert result.trials[0].state == "complete"
@@ -172,7 +175,7 @@ def test_a_trial_may_take_only_so_long(recipe, tmp_path):
     assert result.trials[0].notes["interval"] < 100_000
 
 
-def test_the_ranking_is_by_reruns_and_not_by_the_lucky_draw():
+def test_the_ranking_uses_the_reruns_and_not_the_trials():
     rows = [Trial(n, "complete", {}, value) for n, value in enumerate((4.0, 4.1, 4.2, 4.3))]
     again = [
         Trial(n, "complete", {}, value, {"of": of, "seed": seed})
@@ -184,7 +187,7 @@ def test_the_ranking_is_by_reruns_and_not_by_the_lucky_draw():
     assert ranked[2].error is None
 
 
-def test_the_page_needs_nothing_else_and_escapes_what_it_shows(settings, tmp_path):
+def test_the_page_is_self_contained_and_escapes_names(settings, tmp_path):
     named = TuneSettings.from_dict({**settings.to_dict(), "recipe": "<script>alert(1)</script>"})
     page = render(build_study_page(run(named, tmp_path / "s"), tmp_path))
     assert "<script>alert" not in page and "&lt;script&gt;alert" in page
@@ -196,14 +199,14 @@ def test_the_page_needs_nothing_else_and_escapes_what_it_shows(settings, tmp_pat
 
 
 @pytest.mark.parametrize("count", [2, 3, 4])
-def test_there_is_a_panel_for_each_axis_and_none_besides(count):
+def test_there_is_one_panel_per_axis(count):
     space = Space(tuple(Axis(f"model.axis{i}", 0.1, 0.9) for i in range(count)))
     panels = study_slices(space, [], 0).get_figure().axes
     assert sum(panel.axison for panel in panels) == count
 
 
 @pytest.mark.parametrize("name", recipes.names())
-def test_every_recipe_survives_being_written(name, tmp_path):
+def test_writing_and_reading_a_recipe_gives_the_same_recipe(name, tmp_path):
     recipe = recipes.load(name)
     path = tmp_path / f"{name}.toml"
     path.write_text(to_toml(recipe))
@@ -212,10 +215,10 @@ def test_every_recipe_survives_being_written(name, tmp_path):
 
 
 @pytest.mark.subprocess
-def test_without_optuna_the_command_says_what_to_install_and_spaces_still_work(tmp_path):
+def test_without_optuna_only_running_a_study_needs_it(tmp_path):
     code = (
         "import sys; sys.modules['optuna'] = None\n"
-        "from afterdrop.tune.study_settings import plan_study; plan_study('ptb-10m')\n"
+        "from afterdrop.tune import plan_study; plan_study('ptb-10m')\n"
         "from afterdrop.cli import main; sys.exit(main(['tune', 'digits-mlp', '--study', 's']))"
     )
     done = subprocess.run(

@@ -8,25 +8,25 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from afterdrop.tune.optuna_backend import Backend, Trial
+from afterdrop.tune.optuna_backend import Backend
 from afterdrop.tune.study_runner import run_study
 from afterdrop.tune.study_settings import plan_study
-from afterdrop.tune.trial_ledger import ends, origin
+from afterdrop.tune.trials import Trial, ends, origin
 
-INTERVALS = 60  # enough that a trial can be killed in the middle, also on a busy machine
-# One fresh process imports torch once and forks the workers, so that they cost no new import.
+INTERVALS = 60  # enough to kill a trial in the middle even on a busy machine
+# One process imports torch once and forks the workers, which saves the import.
 CREW = """
 import os, sys
 import torch
 torch.set_num_threads(1)
 from pathlib import Path
 from afterdrop.tune.study_settings import plan_study
-from afterdrop.tune.study_runner import join
+from afterdrop.tune.study_runner import join_study
 from afterdrop.tune.worker import Workplace, work
 
 mode, folder, storage, name, recipe, intervals = sys.argv[1:]
 place = Workplace(folder, storage or None, name, trials=2, reruns=0, quiet=True)
-join(place.backend(), plan_study(recipe, intervals=int(intervals), prune=False))
+join_study(place.backend(), plan_study(recipe, intervals=int(intervals), prune=False))
 
 def worker(parent=None):
     from dataclasses import replace
@@ -57,7 +57,7 @@ def wait_for(what: Callable[[], object], process: subprocess.Popen | None = None
             return found
         assert process is None or process.poll() is None, "ended too early"
         time.sleep(0.05)
-    raise AssertionError("waited a minute in vain")
+    raise AssertionError("nothing happened within a minute")
 
 
 def intervals_done(folder: Path, number: int) -> list[str]:
@@ -66,7 +66,7 @@ def intervals_done(folder: Path, number: int) -> list[str]:
 
 
 def trained_a_bit(folder: Path, backend: Callable[[], Backend]) -> list[Trial]:
-    """Running trials that have a few intervals behind and many ahead of them."""
+    """Running trials that have done a few intervals and have many left."""
     if not list(folder.glob("trials/*/metrics.jsonl")):
         return []
     running = [row for row in backend().trials() if row.state == "running"]
@@ -81,7 +81,7 @@ def alive(folder: Path) -> list[Path]:
     return list((folder / "workers").glob("*.alive"))
 
 
-def test_a_killed_workers_trial_is_given_out_again_and_resumed(tmp_path, storage, name, recipe):
+def test_the_trial_of_a_killed_worker_is_resumed_by_another(tmp_path, storage, name, recipe):
     folder = tmp_path / "study"
     crew = start_crew("two", folder, storage, name, recipe)
 
@@ -90,7 +90,7 @@ def test_a_killed_workers_trial_is_given_out_again_and_resumed(tmp_path, storage
 
     victim = wait_for(lambda: trained_a_bit(folder, backend), crew)[0]
     os.kill(pid_of(victim), signal.SIGKILL)
-    before = intervals_done(folder, victim.number)[:2]  # the third may be without its checkpoint
+    before = intervals_done(folder, victim.number)[:2]  # the third may not have its checkpoint yet
     out, _ = crew.communicate(timeout=120)
     assert out.strip() == "[0, 9]"
     rows = backend().trials()
@@ -98,14 +98,14 @@ def test_a_killed_workers_trial_is_given_out_again_and_resumed(tmp_path, storage
     retry = next(row for row in rows if row.notes.get("retry_of") == victim.number)
     assert retry.state == "complete" and retry.point == victim.point
     assert retry.notes["worker"] != victim.notes["worker"]
-    # Resumed and not begun again: the lines have their old times, and none is missing.
+    # It was resumed and not restarted: the lines have their old times, and none is missing.
     lines = intervals_done(folder, victim.number)
     assert lines[:2] == before and len(lines) == INTERVALS + 1
     assert retry.curve.keys() == set(range(INTERVALS + 1))
     assert [row.state for row in ends(rows)] == ["complete"] * 2
 
 
-def test_workers_stop_when_the_process_that_started_them_is_gone(tmp_path, name, recipe):
+def test_workers_stop_when_their_parent_process_ends(tmp_path, name, recipe):
     folder = tmp_path / "study"
     crew = start_crew("orphan", folder, None, name, recipe)
     wait_for(lambda: trained_a_bit(folder, lambda: Backend(folder, None, name)), crew)
@@ -116,7 +116,7 @@ def test_workers_stop_when_the_process_that_started_them_is_gone(tmp_path, name,
     assert last.state == "waiting" and "retry_of" in last.notes
 
 
-def test_ctrl_c_ends_all_workers_cleanly_and_the_same_study_goes_on(tmp_path, recipe):
+def test_ctrl_c_stops_all_workers_and_the_study_can_be_resumed(tmp_path, recipe):
     folder = tmp_path / "study"
     options = ["--trials=40", "--workers=2", "--reruns=0", f"--intervals={INTERVALS}", "--no-prune"]
     command = [sys.executable, "-m", "afterdrop", "tune", str(recipe), f"--study={folder}"]
@@ -131,7 +131,7 @@ def test_ctrl_c_ends_all_workers_cleanly_and_the_same_study_goes_on(tmp_path, re
         return trained_a_bit(folder, lambda: Backend(folder, None, "study"))
 
     victim = wait_for(running, process)[0]
-    os.kill(pid_of(victim), signal.SIGKILL)  # the parent puts another worker in its place
+    os.kill(pid_of(victim), signal.SIGKILL)  # the parent replaces it
     wait_for(
         lambda: len({r.notes["worker"] for r in running()} - {victim.notes["worker"]}), process
     )
@@ -142,7 +142,7 @@ def test_ctrl_c_ends_all_workers_cleanly_and_the_same_study_goes_on(tmp_path, re
     left = [path for path in alive(folder) if victim.notes["worker"] not in path.name]
     assert left == []
     points = ends(Backend(folder, None, "study").trials())
-    # The killed one's trial may not have been missed yet; all others ended or were given back.
+    # The trial of the killed worker may still be running; all others ended or were returned.
     others = [row for row in points if row.notes.get("worker") != victim.notes["worker"]]
     assert {row.state for row in others} - {"complete"} == {"waiting"}
     settings = plan_study(str(recipe), intervals=INTERVALS, prune=False)

@@ -29,9 +29,7 @@ def map_section(scores: Scores, chosen: Member | None) -> Section:
                 "to see the others"
             ],
         )
-    frame = (
-        " The frame marks the chosen member (possibly at another temperature)." if chosen else ""
-    )
+    frame = " The frame marks the chosen member (at any temperature)." if chosen else ""
     return Section(
         "maps",
         "The family of members",

@@ -1,4 +1,4 @@
-"""Everything a report needs from a run folder; what cannot be read is listed, the rest is shown."""
+"""What a report needs from a run folder, and a list of what is missing or inconsistent."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,16 +21,16 @@ class ReportInput:
 
     Attributes:
         run: The run.
-        split: The split that members are chosen on.
+        split: The split used for selection.
         config: The training configuration, or None if nothing was trained here.
-        facts: What training recorded beside it.
+        facts: What training recorded in addition.
         metrics: Lines of the training curves.
-        scores: Of `split`.
+        scores: The scores of `split`.
         test: Scores of test data.
-        train: Scores of training data, for how well each member fits them.
-        choice: The choice.
+        train: Scores of training data, for the fit of each member.
+        choice: The saved choice.
         classes: Names and training counts.
-        missing: What is missing or does not belong together, with the remedy.
+        missing: What is missing or inconsistent, with the remedy.
     """
 
     run: Run
@@ -52,7 +52,7 @@ class ReportInput:
 
     @property
     def name(self) -> str:
-        """The folder's own name."""
+        """The name of the folder."""
         return self.run.name
 
     @property
@@ -63,12 +63,12 @@ class ReportInput:
 
     @property
     def unit(self) -> str:
-        """What a target is: word, char, byte; example where no text was trained on."""
+        """What a target is: word, char or byte for texts, otherwise example or image."""
         return str(self.facts.get("unit", "example"))
 
 
 def is_study(path: Path) -> bool:
-    """Whether a folder holds a study and its results."""
+    """Whether a folder contains a finished study."""
     return (path / STUDY_FILE).exists()
 
 
@@ -79,9 +79,9 @@ def read_input(
 
     Args:
         path: The folder.
-        split: The split that members are chosen on.
-        classes: JSON file of names and training counts of the classes, for a model of your own.
-        data: The folder of the named data sets, if not the one of training.
+        split: The split used for selection.
+        classes: JSON file of names and training counts of the classes, for a user's own model.
+        data: The folder of the named data sets, if it differs from that of training.
 
     Raises:
         FileError: If there is nothing to report, or `classes` cannot be read.
@@ -143,13 +143,13 @@ def _no_test_scores(found: ReportInput) -> list[str]:
     if found.scores is None:
         return []
     return [
-        "there are no test scores, so the gain is measured on the data that chose; evaluate your "
-        "model with --split test to confirm it"
+        "there are no test scores, so the gain is measured on the data used for selection; "
+        "evaluate your model with --split test to confirm it"
     ]
 
 
 def _check(found: ReportInput) -> None:
-    """Takes out what does not belong to the scores, and says so."""
+    """Removes what does not belong to the scores, and lists it as missing."""
     scores = found.scores
     if scores is None:
         return
@@ -163,8 +163,9 @@ def _check(found: ReportInput) -> None:
     if found.train is not None and found.train.protocol.fingerprint != mine:
         found.train = None
         found.missing.append(
-            f"the scores of train are of another model than those of {found.split} (other "
-            "weights), so they are left out; make them again with afterdrop evaluate --split train"
+            f"the train scores are of another model than those of {found.split} (other weights), "
+            f"so they are left out; make them again with: afterdrop evaluate {found.path} --split "
+            "train --overwrite"
         )
     if found.choice is not None and found.choice.fingerprint != mine:
         found.missing.append(
@@ -182,20 +183,20 @@ def _check(found: ReportInput) -> None:
     if found.classes is not None and len(found.classes.names) != scores.protocol.num_classes:
         found.missing.append(
             f"there are names and counts of {len(found.classes.names)} classes and the model has "
-            f"{scores.protocol.num_classes}; correct the file of --classes or the data"
+            f"{scores.protocol.num_classes}; correct the file passed to --classes, or the data"
         )
         found.classes = None
     broken = [m for m in scores.members if not torch.isfinite(scores.values(m).whole).all()]
     if broken:
         found.missing.append(
             f"{len(broken)} of {len(scores.members)} members give some target an infinite or "
-            "undefined cross entropy (logits of NaN or −inf at a target); they are left out where "
-            "they cannot be drawn. Look at the model's outputs on these data, then evaluate again"
+            "undefined cross entropy (logits of NaN or −inf at a target); figures leave them out. "
+            "Check the model's outputs on these data, then evaluate again"
         )
 
 
 def _check_weights(found: ReportInput, kept: set[str]) -> None:
-    """Says if the scores are older than the weights; without checkpoints nobody can tell."""
+    """Reports scores of weights other than those in the checkpoints, if there are any."""
     if found.config is None or found.scores is None:
         return
     if kept and found.scores.protocol.fingerprint not in kept:

@@ -18,10 +18,9 @@ from afterdrop.report.figure_style import (
     plain,
     styled,
 )
-from afterdrop.tune.next_point import cut_of
-from afterdrop.tune.optuna_backend import Trial
+from afterdrop.tune.observed_points import cut_of
 from afterdrop.tune.search_space import Axis, Space
-from afterdrop.tune.trial_ledger import origin
+from afterdrop.tune.trials import Trial, origin
 
 _COLUMNS = 2  # of slices: with two, their text is legible on a phone
 _PANEL = 1.9  # height of a slice in inches

@@ -13,12 +13,11 @@ from afterdrop.report.page_elements import Card, Page, PageTable, Section
 from afterdrop.report.prose import number, signed
 from afterdrop.report.run_page import make_sections, render
 from afterdrop.report.study_figures import setting_label
-from afterdrop.tune.optuna_backend import Trial, importance
-from afterdrop.tune.reruns import Ranked
+from afterdrop.tune.optuna_backend import importance
 from afterdrop.tune.search_space import Axis, own_point
 from afterdrop.tune.study_files import format_xe
-from afterdrop.tune.study_runner import StudyResult
-from afterdrop.tune.trial_ledger import ends, origin
+from afterdrop.tune.study_result import Ranked, StudyResult
+from afterdrop.tune.trials import Trial, ends, origin
 
 _LEAST_FOR_IMPORTANCE = 10  # trials with a value
 _EDGE = 0.02  # fraction of a range: within this distance of an end, a wider range may be better

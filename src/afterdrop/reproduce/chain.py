@@ -1,8 +1,8 @@
-"""The whole chain of a reproduction: train, evaluate and select, within some minutes, resumably.
+"""The chain of a reproduction: train, evaluate and select within a time budget, with resumption.
 
-Every job gets its share of the time: most for training, the rest for evaluation. Short probes tell
-how many validation intervals and targets fit; the decision is kept in `plan.json`, so that the same
-command, given again, goes on with the same plan.
+Every job gets a share of the time, most of it for training and the rest for evaluation. Short
+probes measure how many validation intervals and targets fit. The results are kept in `plan.json`,
+so that the same command continues an interrupted chain with the same plan.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ from afterdrop.selection import select
 from afterdrop.train import TrainConfig, shorten
 from afterdrop.train import run as train_run
 
-TRAINING = 0.65  # share of a job's time
+TRAINING = 0.65  # share of the time of a job
 PROBE_STEPS = 10
-LEAST_INTERVALS = 8  # for a drop of the learning rate to be worth its name
-SPLITS = {"valid": 0.45, "train": 0.3, "test": 0.25}  # shares of the time for evaluation
+LEAST_INTERVALS = 8  # fewest for which dropping the learning rate is useful
+SPLITS = {"valid": 0.45, "train": 0.3, "test": 0.25}  # shares of the evaluation time
 NINE = (0.0, 0.8, 0.9, 1.0)
 _KIND, _VERSION = "afterdrop-chain", 2
 
 
 @dataclass
 class Chain:
-    """A reproduction in a folder.
+    """A reproduction of the paper's results in a folder.
 
     Attributes:
-        out: The folder; runs lie below `runs`.
-        data: The folder of the named sets.
-        minutes: Time for all jobs together.
-        device: Where to train and evaluate.
-        num_samples: Mask samples K.
-        progress: Whether bars are shown.
-        say: Where lines about the progress go.
+        out: The folder; run folders are created in its subfolder `runs`.
+        data: The folder of the named data sets.
+        minutes: Time budget of all jobs together.
+        device: The device to train and evaluate on.
+        num_samples: Number of mask samples K.
+        progress: Whether to show progress bars.
+        say: Called with each line of progress.
     """
 
     out: Path
@@ -57,7 +57,7 @@ class Chain:
     say: Callable[[str], None] = print
 
     def run(self, jobs: list[ChainJob]) -> tuple[list[Path], list[str]]:
-        """Does all jobs; returns their run folders and what went wrong."""
+        """Runs all jobs; returns their run folders and descriptions of the failures."""
         plans = self._read_plan()
         total = sum(job.share for job in jobs)
         runs, faults = [], []
@@ -84,7 +84,7 @@ class Chain:
             twins = [
                 plans[name] for name in MASKS if job.masks and "intervals" in plans.get(name, {})
             ]
-            # Runs of Table 5 may differ in their masks only, so the first decides for all.
+            # Runs of Table 5 must differ only in their masks, so the first one decides for all.
             fitted = twins[0] if twins else self._fit_intervals(job, TRAINING * seconds)
             plan.update({name: fitted[name] for name in ("intervals", "steps_per_interval")})
             self._write_plan(plans)
@@ -100,8 +100,8 @@ class Chain:
                 progress=self.progress,
             )
             if not result.finished and result.reason != "max_minutes":
-                raise KeyboardInterrupt  # the run saved itself; the chain must not go on
-            if not self.progress:  # else the bar has said it
+                raise KeyboardInterrupt  # the run has saved itself; stop the whole chain
+            if not self.progress:  # otherwise the progress bar shows it
                 self.say(f"  {result.message}")
             plan["trained"] = True
             self._write_plan(plans)
@@ -114,7 +114,7 @@ class Chain:
             self.say(str(choice))
 
     def _fit_intervals(self, job: ChainJob, seconds: float) -> dict[str, int]:
-        """As many intervals as fit, from the speed of a few steps and of a validation."""
+        """The number of intervals that fit, from the speed of a few steps and of a validation."""
         probe = self.out / "probe"
         shutil.rmtree(probe, ignore_errors=True)
         config = shorten(job.config, 2, PROBE_STEPS)
@@ -145,7 +145,7 @@ class Chain:
         self.say(f"  {scores}")
 
     def _request(self, job: ChainJob, split: str) -> Request:
-        """Table 5 is deterministic; Table 1 needs all multipliers, Table 4 both tempers."""
+        """Table 5 is deterministic, Table 1 needs all multipliers, and Table 4 both tempers."""
         stream = Run(self.path(job)).stream()
         if job.masks:
             return Request(Grid((0.0,), (0.0,)), Plan(2), split, stream=stream)
@@ -155,14 +155,14 @@ class Chain:
         return Request(grid, Plan(self.num_samples), split, stream=stream)
 
     def _fit_limit(self, run: Run, request: Request, seconds: float) -> int | None:
-        """As many targets as fit, from the time that a few take; None is all."""
+        """The number of targets that fit into the time, from a short probe; None means all."""
         few = 2 * (run.config.objective.window or 10)
         times = [time.perf_counter()]
-        for limit in (few, 4 * few):  # the difference is free of what loading takes
+        for limit in (few, 4 * few):  # the difference does not include loading
             self._scores(run, replace(request, limit=limit), Execution())
             times.append(time.perf_counter())
-        a_few = max(times[2] - 2 * times[1] + times[0], 1e-3) / 3
-        limit = int(few * seconds / a_few)
+        seconds_per_few = max(times[2] - 2 * times[1] + times[0], 1e-3) / 3
+        limit = int(few * seconds / seconds_per_few)
         return None if limit >= self._size(run, request.split) else max(limit, few)
 
     def _scores(self, run: Run, request: Request, execution: Execution) -> Scores:
@@ -179,8 +179,8 @@ class Chain:
         content = read_json(path, _KIND, _VERSION)
         if content["asked"] != self._asked():
             raise FileError(
-                f"{path} was made for {_listed(content['asked'])}, now it is "
-                f"{_listed(self._asked())}; give the same options to go on, or another --out"
+                f"{path} was made with {_listed(content['asked'])}, but this command has "
+                f"{_listed(self._asked())}; pass the same options to continue, or another --out"
             )
         return content["jobs"]
 
@@ -189,23 +189,23 @@ class Chain:
         write_json(self.out / "plan.json", _KIND, _VERSION, content)
 
     def _asked(self) -> dict[str, Any]:
-        """What the plan depends on."""
+        """The options that the plan depends on."""
         return {"minutes": self.minutes, "device": self.device, "num_samples": self.num_samples}
 
 
 def fit_intervals(
     config: TrainConfig, seconds: float, step: float, validation: float
 ) -> dict[str, int]:
-    """Intervals and steps per interval that fit into some seconds.
+    """Intervals and steps per interval that fit into a time budget.
 
-    The recipe's intervals, as many as fit; where these are too few for a drop of the learning rate,
-    shorter ones, of which validation takes a fifth of the time at most.
+    Intervals have the length of the recipe, unless too few of them fit for dropping the learning
+    rate; then they are shortened, such that validation takes at most a fifth of the time.
 
     Args:
         config: The recipe.
-        seconds: For training.
-        step: Seconds of a step.
-        validation: Seconds of a validation.
+        seconds: Time budget of training.
+        step: Seconds per step.
+        validation: Seconds per validation.
 
     Example:
         >>> from afterdrop import recipes

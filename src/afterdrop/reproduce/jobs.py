@@ -1,4 +1,4 @@
-"""What `afterdrop reproduce --all` trains: the paper's models, or small ones on a CPU."""
+"""The jobs of `afterdrop reproduce --all`: the paper's models, or small ones for a CPU."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ MASKS: Mapping[str, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class ChainJob:
-    """One run of the chain.
+    """One training run of the chain.
 
     Attributes:
-        name: Its folder.
-        recipe: What it starts from.
-        changes: Settings to change.
-        share: Its weight when the time is shared out.
-        masks: Whether it is for Table 5 only, which needs no samples.
+        name: The name of its run folder.
+        recipe: The recipe it starts from.
+        changes: Settings that differ from the recipe.
+        share: Its weight when the time budget is divided.
+        masks: Whether it serves only Table 5, which compares kinds of masks without sampling.
     """
 
     name: str
@@ -40,16 +40,16 @@ class ChainJob:
 
     @property
     def config(self) -> TrainConfig:
-        """The recipe, changed."""
+        """The configuration: the recipe with the changes."""
         return recipes.load(self.recipe).config.override(self.changes)
 
 
 def plan_jobs(data: Path | None, *, small: bool) -> tuple[list[ChainJob], list[str]]:
-    """The runs for the data that are there, and what is absent.
+    """The jobs for the data sets that are available, and the names of those that are not.
 
     Args:
-        data: The folder of the named sets.
-        small: Small models, for a CPU; otherwise those of the recipes.
+        data: The folder of the named data sets.
+        small: Whether to train small models, for a CPU, instead of those of the recipes.
 
     Example:
         >>> jobs, absent = plan_jobs(None, small=True)
@@ -59,17 +59,17 @@ def plan_jobs(data: Path | None, *, small: bool) -> tuple[list[ChainJob], list[s
         ['mnist', 'ptb', 'wikitext-2', 'enwik8', 'ptb-char']
     """
     wanted = _small_jobs() if small else _full_jobs()
-    jobs = [job for job in wanted if is_there(job.config.data.name, data)]
+    jobs = [job for job in wanted if is_available(job.config.data.name, data)]
     absent = [job.config.data.name for job in wanted if job not in jobs]
-    if any(job.name == "enwik8" for job in jobs):  # PTB's characters only stand in for it
+    if any(job.name == "enwik8" for job in jobs):  # the characters of PTB are only a substitute
         jobs = [job for job in jobs if job.name != "ptb-char"]
     base = "pydoc-small" if small or "ptb" in absent else "ptb-10m-retuned"
     jobs += [ChainJob(name, base, changes, 0.5, masks=True) for name, changes in MASKS.items()]
     return jobs, absent
 
 
-def is_there(name: str, data: Path | None) -> bool:
-    """Whether the files of a named set are in a folder; their content is checked on loading."""
+def is_available(name: str, data: Path | None) -> bool:
+    """Whether the files of a named data set exist; their content is checked on loading."""
     if data is None:
         return False
     if name in NAMED_TEXTS:
@@ -84,7 +84,7 @@ def is_there(name: str, data: Path | None) -> bool:
 
 
 def _small_jobs() -> list[ChainJob]:
-    """Models that learn something within minutes on a CPU."""
+    """Models that can be trained within minutes on a CPU."""
     few = {"validation.max_targets": 5_000}  # a validation must not take longer than an interval
     words = {"data.level": None, "objective.batch_size": 20, **few}
     characters = {"data.level": None, **few}

@@ -1,4 +1,4 @@
-"""The figures that go with the paper's tables, from finished runs, as PDF."""
+"""PDF figures that accompany the paper's tables, from finished runs."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from afterdrop.reproduce.tables.table_input import TableInput
 def write_figures(
     runs: Sequence[str | Path], folder: Path, *, data: Path | None = None
 ) -> tuple[list[Path], list[str]]:
-    """Draws every run's validation scores: maps, temperature, samples, tightness, frequency.
+    """Draws the validation scores of every run: maps, temperature, samples, tightness, frequency.
 
     Args:
         runs: Run folders of `afterdrop train` or `afterdrop evaluate`.
-        folder: Where `RUN-FIGURE.pdf` go.
-        data: The folder of the named data sets, if not the one of training.
+        folder: The folder for the files `RUN-FIGURE.pdf`.
+        data: The folder of the named data sets, if it differs from that of training.
 
     Returns:
-        The files, and what could not be drawn and why.
+        The files, and the reasons why others could not be drawn.
     """
     written: list[Path] = []
     faults: list[str] = []
-    sources, _ = read_sources(runs)  # the tables say which folders cannot be read
+    sources, _ = read_sources(runs)  # the tables report unreadable folders
     for number, source in enumerate(sources):
         twin = any(other.name == source.name for other in sources[:number])
         name = f"{source.name}-{number + 1}" if twin else source.name
@@ -49,12 +49,12 @@ def write_figures(
 
 
 def _figures(source: TableInput, data: Path | None) -> Iterator[tuple[str, Callable[[], Axes]]]:
-    """Names of figures and what draws them."""
+    """The names of the figures and the functions that draw them."""
     scores = source.scores.get("valid")
     if scores is None:
         return
     members = _members(scores)
-    names = [member_label(member).rpartition(", T")[0] for member in members]  # T is the axis
+    names = [member_label(member).rpartition(", T")[0] for member in members]  # T is on the axis
     yield "temperature", partial(figures.temperature_curves, scores, members, labels=names)
     if not scores.protocol.grid.stochastic:
         return
@@ -70,7 +70,7 @@ def _figures(source: TableInput, data: Path | None) -> Iterator[tuple[str, Calla
 
 
 def _members(scores: Scores) -> list[Member]:
-    """DET, and every alpha at the highest rates."""
+    """DET, and every alpha at the largest multiplier."""
     top = max(scores.protocol.grid.multipliers)
     return [DET, *(member for member in scores.members if member.multiplier == top > 0)]
 
@@ -79,6 +79,6 @@ def _pdf(draw: Callable[[], Axes]) -> bytes:
     with styled():
         figure, buffer = draw().get_figure(root=True), io.BytesIO()
         assert figure is not None
-        # No date: the same scores give the same bytes.
+        # Without a date, the same scores give the same bytes.
         figure.savefig(buffer, format="pdf", metadata={"CreationDate": None})
     return buffer.getvalue()

@@ -1,7 +1,7 @@
-"""The error of tuning."""
+"""The error class of tuning."""
 
 from afterdrop.errors import AfterdropError
 
 
 class TuneError(AfterdropError, RuntimeError):
-    """A study that cannot start, or cannot go on."""
+    """A study cannot start or cannot continue."""

@@ -1,4 +1,4 @@
-"""Locks of the operating system: they end with the process that holds them, however it ends."""
+"""File locks of the operating system, which are released when the process ends in any way."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import IO
 
 try:
     import fcntl
-except ImportError:  # a system without such locks: one worker at a time is for its user to see to
+except ImportError:  # a system without flock, on which users must not run workers concurrently
     fcntl = None  # type: ignore[assignment]
 
 
 @contextmanager
 def file_lock(path: Path) -> Iterator[None]:
-    """Waits for a file's lock and holds it; between processes, threads and hosts that share it."""
+    """Acquires the lock of a file, across processes, threads and hosts that share the file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a") as file:
         if fcntl is not None:
@@ -24,11 +24,11 @@ def file_lock(path: Path) -> Iterator[None]:
 
 
 class Alive:
-    """A worker's sign of life in a shared folder: a file that it holds locked until it ends.
+    """Marks a worker as alive by a locked file in a shared folder, until the process ends.
 
     Args:
-        folder: Where the files of all workers lie.
-        worker: The name of this one.
+        folder: The folder with the files of all workers.
+        worker: The name of this worker.
 
     Example:
         >>> import tempfile
@@ -56,7 +56,7 @@ class Alive:
 
 
 def is_dead(folder: Path, worker: str) -> bool | None:
-    """Whether a worker has ended; None if this host cannot tell."""
+    """Whether a worker has ended; None if this cannot be determined on this host."""
     path = folder / f"{worker}.alive"
     if fcntl is None:
         return None

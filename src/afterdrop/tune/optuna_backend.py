@@ -1,8 +1,7 @@
-"""Optuna, and everything of it that is used: its storages, its Gaussian process, its importance.
+"""The only module that uses Optuna: its storages, its Gaussian process, and its importance measure.
 
-No other file imports it. Storages keep the trials; which point comes next is asked of a study in
-memory that is made from them, so that a proposal is a function of what is known and of a seed, and
-not of which worker asks.
+Storages keep the trials. The next point is proposed by a study in memory that is built from them,
+so that a proposal depends only on the known values and a seed, and not on the worker that asks.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from afterdrop.errors import ExtraError
 from afterdrop.tune.checks import TuneError
 from afterdrop.tune.file_locks import file_lock
 from afterdrop.tune.search_space import Point, Space
+from afterdrop.tune.trials import State, Trial
 
 try:
     import optuna
@@ -37,7 +36,6 @@ except ImportError as missing:
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
-State = Literal["waiting", "running", "complete", "pruned", "failed"]
 _STATES: dict[TrialState, State] = {
     TrialState.WAITING: "waiting",
     TrialState.RUNNING: "running",
@@ -48,37 +46,16 @@ _STATES: dict[TrialState, State] = {
 _SETTINGS = "afterdrop"
 
 
-@dataclass(frozen=True)
-class Trial:
-    """A trial as a storage has it.
-
-    Attributes:
-        number: Its number in the study.
-        state: Where it stands.
-        point: What is tried.
-        value: Its validation XE, if it has one.
-        notes: What workers wrote down about it, JSON-friendly.
-        curve: Validation XE by interval.
-    """
-
-    number: int
-    state: State
-    point: Point
-    value: float | None = None
-    notes: Mapping[str, Any] = field(default_factory=dict)
-    curve: Mapping[int, float] = field(default_factory=dict)
-
-
 class Backend:
     """One study in a storage that several processes and hosts may share.
 
     Args:
-        folder: The study's folder, which holds the journal file of the default storage.
+        folder: The folder of the study, which contains the journal file of the default storage.
         storage: None, or a URL: `sqlite:///FILE` or `postgresql://...`.
-        name: The study's name in the storage.
+        name: The name of the study in the storage.
 
     Raises:
-        TuneError: If the storage cannot be reached or is of another kind.
+        TuneError: If the storage cannot be opened or its URL is not supported.
         ExtraError: If a database driver is missing.
     """
 
@@ -88,36 +65,37 @@ class Backend:
         if storage is not None and not re.match(r"sqlite:///.|postgresql(\+\w+)?://", storage):
             raise TuneError(
                 f"storage={_shown(storage)!r} must be sqlite:///FILE or postgresql://...; without "
-                "one, the study is a journal file in its folder"
+                "--storage, the study is kept in a journal file in its folder"
             )
         if not re.fullmatch(r"[\w. -]+", name):
             raise TuneError(
-                f"name={name!r} must be made of letters, digits, dots, dashes and spaces"
+                f"name={name!r} must consist of letters, digits, underscores, dots, dashes and "
+                "spaces"
             )
         self._server = storage is not None and storage.startswith("postgresql")
         try:
-            with self.exclusive():  # two workers must not both make the tables
+            with self.exclusive():  # two workers must not create the tables at once
                 self._storage = _open(folder, storage)
                 self._study = optuna.create_study(
                     storage=self._storage,
-                    sampler=optuna.samplers.RandomSampler(),  # never asked: points are enqueued
+                    sampler=optuna.samplers.RandomSampler(),  # never used: points are enqueued
                     study_name=name,
                     load_if_exists=True,
                 )
         except (sqlalchemy.exc.SQLAlchemyError, OSError) as error:
             raise TuneError(
-                f"storage={_shown(storage)!r} cannot be opened: {error}; check that it is there "
-                "and may be written"
+                f"storage={_shown(storage)!r} cannot be opened: {error}; check that it exists and "
+                "is writable"
             ) from error
         except ImportError as error:
             raise ExtraError(
-                f"storage={_shown(storage)!r} needs a driver ({error}): "
+                f"storage={_shown(storage)!r} needs a database driver ({error}): "
                 "pip install 'afterdrop[postgres]'"
             ) from error
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """One process at a time, over all that share the storage; ends with the process."""
+        """A lock shared by all processes that use the storage; released when the process ends."""
         if not self._server:
             place = self.folder if self.url is None else Path(self.url.partition("///")[2]).parent
             with file_lock(place / f".{self.name}.ask"):
@@ -130,28 +108,28 @@ class Backend:
             yield
 
     def settings(self) -> dict[str, Any] | None:
-        """What the study is, or None before someone has written it."""
+        """The settings of the study, or None if they have not been written yet."""
         return self._study.user_attrs.get(_SETTINGS)
 
     def write_settings(self, content: dict[str, Any]) -> None:
-        """Writes down what the study is."""
+        """Stores the settings of the study."""
         self._study.set_user_attr(_SETTINGS, content)
 
     def trials(self) -> list[Trial]:
-        """All trials, by number."""
+        """All trials in the order of their numbers."""
         return [_trial(frozen) for frozen in self._study.get_trials(deepcopy=False)]
 
     def enqueue(self, point: Point, notes: Mapping[str, Any]) -> None:
-        """Adds a trial that waits to be given out."""
+        """Adds a waiting trial."""
         self._study.enqueue_trial(dict(point), user_attrs=dict(notes))
 
     def start(self, space: Space) -> Trial:
-        """Gives out the trial that has waited longest; call it within `exclusive`."""
+        """Starts the trial that has been waiting longest; call it within `exclusive`."""
         asked = self._study.ask(_distributions(space))
         return next(trial for trial in self.trials() if trial.number == asked.number)
 
     def note(self, number: int, name: str, value: Any) -> bool:
-        """Writes something down about a running trial; False if it runs no more."""
+        """Stores a note on a running trial; False if the trial has ended."""
         try:
             self._storage.set_trial_user_attr(self._id(number), name, value)
         except optuna.exceptions.UpdateFinishedTrialError:
@@ -159,7 +137,7 @@ class Backend:
         return True
 
     def report(self, number: int, interval: int, xe: float) -> bool:
-        """Adds to a running trial's curve; False if it runs no more."""
+        """Adds a value to the curve of a running trial; False if the trial has ended."""
         try:
             self._storage.set_trial_intermediate_value(self._id(number), interval, xe)
         except optuna.exceptions.UpdateFinishedTrialError:
@@ -167,7 +145,7 @@ class Backend:
         return True
 
     def finish(self, number: int, state: State, value: float | None = None) -> bool:
-        """Ends a running trial; False if another process has ended it before."""
+        """Ends a running trial; False if another process has already ended it."""
         to = next(theirs for theirs, ours in _STATES.items() if ours == state)
         values = None if value is None else [value]
         try:
@@ -186,16 +164,16 @@ def gp_point(
     pending: Sequence[Point],
     seed: int,
 ) -> Point:
-    """The point of highest expected improvement, given what is known and what is being tried.
+    """The point with the highest expected improvement, given known and pending points.
 
-    A Gaussian process with noise is fitted to the known values; points that are being tried count
-    by the expected improvement of the batch, so that the next point is not one of them again.
+    A Gaussian process with noise is fitted to the known values. Pending points enter through the
+    expected improvement of the batch, so that the next point differs from them.
 
     Args:
-        space: Where to look.
-        known: Points and their values, at least two; lower is better.
+        space: The search space.
+        known: At least two points with their values; lower is better.
         pending: Points without a value yet.
-        seed: Of the search for the maximum.
+        seed: Seed of the search for the maximum.
 
     Example:
         >>> from afterdrop.tune.search_space import Axis
@@ -213,7 +191,7 @@ def gp_point(
 
 
 def importance(space: Space, known: Sequence[tuple[Point, float]]) -> dict[str, float]:
-    """Share of each axis in what separates good trials from the others (PED-ANOVA), falling.
+    """Share of each axis in what separates good trials from the rest (PED-ANOVA), descending.
 
     Example:
         >>> from afterdrop.tune.search_space import Axis
@@ -225,7 +203,7 @@ def importance(space: Space, known: Sequence[tuple[Point, float]]) -> dict[str, 
     """
     study = _in_memory(space, known, None)
     evaluator = optuna.importance.PedAnovaImportanceEvaluator()
-    with warnings.catch_warnings():  # that too few trials say little is said on the page
+    with warnings.catch_warnings():  # Optuna warns about few trials; the page says so itself
         warnings.simplefilter("ignore")
         return dict(optuna.importance.get_param_importances(study, evaluator=evaluator))
 
@@ -248,7 +226,7 @@ def _distributions(space: Space) -> dict[str, optuna.distributions.BaseDistribut
 
 
 def _trial(frozen: FrozenTrial) -> Trial:
-    # A trial that waits has its point not in the parameters yet, but in what they are fixed to.
+    # The point of a waiting trial is not in its parameters yet, but in their fixed values.
     point = frozen.params or frozen.system_attrs.get("fixed_params", {})
     value = frozen.value if frozen.state in (TrialState.COMPLETE, TrialState.PRUNED) else None
     return Trial(
@@ -262,7 +240,7 @@ def _trial(frozen: FrozenTrial) -> Trial:
 
 
 class _JournalLock(JournalFileOpenLock):
-    """A lock that a killed worker does not keep, as it would keep the file that optuna makes."""
+    """A lock that is released when a worker is killed, unlike the lock file of Optuna."""
 
     def __init__(self, journal: Path) -> None:
         super().__init__(str(journal))
@@ -280,7 +258,7 @@ class _JournalLock(JournalFileOpenLock):
 
 
 def _drop_broken_line(journal: Path) -> None:
-    """Drops the line that a writer was killed in: the next one would be glued to it."""
+    """Removes an incomplete last line, left by a killed writer, before the next one is appended."""
     if not journal.exists():
         return
     with open(journal, "rb+") as file:
@@ -297,14 +275,14 @@ def _open(folder: Path, storage: str | None) -> RDBStorage | JournalStorage:
         return JournalStorage(JournalFileBackend(str(path), lock_obj=_JournalLock(path)))
     if storage.startswith("sqlite"):
         Path(storage.partition("///")[2]).parent.mkdir(parents=True, exist_ok=True)
-    # No pool: connections are few, and none is left open. Writers of SQLite wait for each other;
-    # the driver's default of 5 s is short on a busy disk.
+    # Without a pool no connection stays open. SQLite writers wait for each other, and the driver's
+    # default timeout of 5 s is short on a busy disk.
     arguments = {"connect_args": {"timeout": 60}} if storage.startswith("sqlite") else {}
     return RDBStorage(storage, engine_kwargs={"poolclass": NullPool, **arguments})
 
 
 def _shown(storage: str | None) -> str | None:
-    """A URL without its password."""
+    """A URL with its password hidden."""
     if storage is None:
         return None
     try:

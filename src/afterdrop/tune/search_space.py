@@ -1,16 +1,17 @@
-"""Search spaces: ranges of a configuration's settings, and the unit cube that they are cut from.
+"""Search spaces: ranges of settings of a configuration, mapped to the unit cube.
 
-Published ranges (Melis et al., Mogrifier LSTM, appendix on hyperparameters, which follows the
-set-up of the dropout paper), with the learning rate widened from .004 to .01, because two published
-optima lie above .004:
+The published ranges are those of Melis et al., Mogrifier LSTM (appendix on hyperparameters), which
+follows the setup of the dropout paper. The upper end of the learning rate is .01 instead of .004,
+because two published optima lie above .004.
 
     learning rate   [.001, .01] log       input dropout        [0, .9]    on enwik8 [0, .2]
     L2 penalty      [5e-6, 1e-3] log      inter-layer dropout  [0, .95]             [0, .2]
     embedding ratio [0, 2]                state dropout        [0, .8]              [0, .25]
                                           output dropout       [0, .95]             [0, .25]
 
-An embedding ratio of 1 and more is no projection. It is tuned where the recipe states a parameter
-budget: the hidden size is then solved for, so that every trial has the same number of parameters.
+An embedding ratio of at least 1 means no projection. The ratio is tuned only if the recipe states a
+parameter budget: the hidden size is then solved for, so that every trial has the same number of
+parameters.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from afterdrop.train import ConfigError, TrainConfig
 
 Point = dict[str, float]
 
-_LEAST_RATIO = 1e-3  # the budget solver takes ratios above 0; an embedding has at least one unit
+_LEAST_RATIO = 1e-3  # the budget solver needs a ratio above 0; an embedding has at least one unit
 _RATIO = "model.embedding_ratio"
 
 
@@ -52,18 +53,18 @@ class Axis:
     def __post_init__(self) -> None:
         if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
             raise ConfigError(
-                f"the range of {self.name} is {self.low:g} to {self.high:g}; it goes from a lower "
-                "to a higher finite number. Give such a range."
+                f"the range of {self.name} is {self.low:g} to {self.high:g}; give a lower and a "
+                "higher finite number"
             )
         if self.log and self.low <= 0:
             raise ConfigError(
                 f"the range of {self.name} is {self.low:g} to {self.high:g} on a log scale, which "
-                "starts above 0. Raise its lower end, or leave out log."
+                "must start above 0; raise its lower end, or leave out log"
             )
 
     @classmethod
     def parse(cls, text: str) -> Axis:
-        """An axis from the command line: `name=low:high` or `name=low:high:log`.
+        """Parses an axis from `name=low:high` or `name=low:high:log`.
 
         Example:
             >>> Axis.parse("model.input_dropout=0:0.9")
@@ -84,11 +85,11 @@ class Axis:
             ) from None
 
     def at(self, unit: float) -> float:
-        """The value at a share of the range."""
+        """The value at a fraction of the range, between 0 and 1."""
         return min(max(self.place(unit), self.low), self.high)
 
     def place(self, unit: float) -> float:
-        """As `at`, also beyond the ends of the range."""
+        """Like `at`, but not limited to the range."""
         low, high = self._scaled(self.low), self._scaled(self.high)
         value = low + unit * (high - low)
         return math.exp(value) if self.log else value
@@ -104,7 +105,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class Space:
-    """Several axes; a point has a value for each.
+    """Several axes; a point has a value for each axis.
 
     Example:
         >>> Space((Axis("model.input_dropout", 0, 0.9),)).point([0.5])
@@ -124,28 +125,28 @@ class Space:
         return len(self.axes)
 
     def point(self, units: Iterable[float]) -> Point:
-        """The point at coordinates of the unit cube."""
+        """The point at the given coordinates of the unit cube."""
         return {axis.name: axis.at(unit) for axis, unit in zip(self.axes, units, strict=True)}
 
     def with_axes(self, changed: Iterable[Axis], without: Iterable[str] = ()) -> Space:
-        """A space with axes exchanged, added or left out.
+        """A space with axes replaced, added or removed.
 
         Raises:
-            ConfigError: If an axis to leave out is not there.
+            ConfigError: If an axis to remove does not exist.
         """
         axes = {axis.name: axis for axis in (*self.axes, *changed)}
         for name in without:
             if name not in axes:
                 raise ConfigError(
-                    f"{name!r} is not searched, so it cannot be fixed; the space has "
-                    f"{', '.join(axes)}. Name one of them."
+                    f"{name!r} is not searched and cannot be fixed; the space has the axes "
+                    f"{', '.join(axes)}"
                 )
             del axes[name]
         return Space(tuple(axes.values()))
 
 
 def published_space(config: TrainConfig) -> Space:
-    """The space that a configuration is tuned in: the published one, or ours for classifiers.
+    """The default space of a configuration: the published one, or ours for classifiers.
 
     Example:
         >>> from afterdrop import recipes
@@ -155,7 +156,7 @@ def published_space(config: TrainConfig) -> Space:
     """
     l2 = Axis("objective.l2_penalty", 5e-6, 1e-3, log=True)
     if config.model.kind == "classifier":
-        # The paper says nothing on MNIST: Adam's usual rates, and dropout up to the extreme.
+        # The paper gives no ranges for MNIST: usual learning rates of Adam, and dropout up to 0.9.
         rates = [Axis("model.input_dropout", 0, 0.5)]
         if config.model.classifier(1, 2).hidden_sizes:
             rates.append(Axis("model.hidden_dropout", 0, 0.9))
@@ -190,7 +191,7 @@ def apply_point(config: TrainConfig, point: Mapping[str, float]) -> TrainConfig:
 
 
 def own_point(config: TrainConfig, space: Space) -> Point | None:
-    """Where the configuration itself lies in a space; None if it lies outside.
+    """The point of the unmodified configuration; None if it lies outside the space.
 
     Example:
         >>> from afterdrop import recipes

@@ -1,4 +1,4 @@
-"""What a study leaves: the best configuration as a recipe, the ranking, and a table of it."""
+"""The files of a finished study (`best.toml`, `study.json`) and its ranking as text."""
 
 from __future__ import annotations
 
@@ -9,28 +9,26 @@ from typing import Any
 from afterdrop.errors import FileError
 from afterdrop.files import read_json, write_atomic, write_json
 from afterdrop.recipes import Recipe, to_toml
-from afterdrop.tune.optuna_backend import Trial
-from afterdrop.tune.reruns import Ranked
 from afterdrop.tune.search_space import apply_point
-from afterdrop.tune.study_runner import StudyResult
+from afterdrop.tune.study_result import Ranked, StudyResult
 from afterdrop.tune.study_settings import STUDY_FILE, TuneSettings
-from afterdrop.tune.trial_ledger import ends
+from afterdrop.tune.trials import Trial, ends
 
 _KIND, _VERSION = "afterdrop-study", 2
 
 
 def best_recipe(result: StudyResult) -> Recipe:
-    """The first of the ranking as a recipe, with where its numbers come from."""
+    """The best configuration as a recipe that states the origin of its values."""
     best = result.ranking[0]
     settings = result.settings
     config = apply_point(settings.config, best.point)
-    words = f"{settings.recipe}, tuned: trial {best.number} of {len(ends(result.trials))}"
+    description = f"{settings.recipe}, tuned: trial {best.number} of {len(ends(result.trials))}"
     source = dict.fromkeys(best.point, f"tuned on validation data (trial {best.number})")
-    return Recipe("best", f"{words}, validation XE {format_xe(best)}", source, config)
+    return Recipe("best", f"{description}, validation XE {format_xe(best)}", source, config)
 
 
 def write_result(result: StudyResult, folder: Path) -> None:
-    """Writes `best.toml` and `study.json` into the study's folder."""
+    """Writes `best.toml` and `study.json` into the folder of the study."""
     write_atomic(folder / "best.toml", to_toml(best_recipe(result)).encode())
     content = {
         "settings": result.settings.to_dict(),
@@ -42,10 +40,10 @@ def write_result(result: StudyResult, folder: Path) -> None:
 
 
 def read_result(folder: Path) -> StudyResult:
-    """What `write_result` wrote: the study without its storage.
+    """Reads a study that `write_result` wrote, without its storage.
 
     Raises:
-        FileError: If there is none, or it is damaged.
+        FileError: If `study.json` does not exist or is damaged.
     """
     path = folder / STUDY_FILE
     content = read_json(path, _KIND, _VERSION)
@@ -58,7 +56,7 @@ def read_result(folder: Path) -> StudyResult:
         )
     except (KeyError, TypeError) as error:
         raise FileError(
-            f"{path} is damaged ({error}); the command of the study writes it again"
+            f"{path} is damaged ({error}); run the command of the study again to rewrite it"
         ) from error
 
 
@@ -68,22 +66,22 @@ def _trial(row: dict[str, Any]) -> Trial:
 
 
 def format_xe(row: Ranked) -> str:
-    """The XE of a ranked configuration with its error.
+    """The XE of a ranked configuration with its standard error.
 
     Example:
         >>> format_xe(Ranked(3, {}, 4.10, (4.12, 4.16)))
         '4.1400 ± 0.0200 (2 reruns)'
         >>> format_xe(Ranked(3, {}, 4.10))
-        '4.1000 (not run again)'
+        '4.1000 (not rerun)'
     """
     if not row.reruns:
-        return f"{row.tuned:.4f} (not run again)"
+        return f"{row.tuned:.4f} (not rerun)"
     error = "" if row.error is None else f" ± {row.error:.4f}"
     return f"{row.mean:.4f}{error} ({len(row.reruns)} rerun{'s' * (len(row.reruns) > 1)})"
 
 
 def ranking_table(result: StudyResult) -> str:
-    """The ranking as text."""
+    """The ranking as text, followed by the failed trials."""
     names = [axis.name for axis in result.settings.space]
     width = max(len(format_xe(row)) for row in result.ranking)
     lines = [

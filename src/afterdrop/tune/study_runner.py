@@ -1,4 +1,4 @@
-"""A study from its settings to its result: workers are started, watched, and ended."""
+"""Runs a study: starts, monitors and stops the workers, and collects the result."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,29 +16,13 @@ from afterdrop.train.checks import check_count
 from afterdrop.train.device import choose_device
 from afterdrop.train.interrupt import stop_request
 from afterdrop.tune.checks import TuneError
-from afterdrop.tune.optuna_backend import Backend, Trial
-from afterdrop.tune.reruns import Ranked, rank
+from afterdrop.tune.optuna_backend import Backend
+from afterdrop.tune.study_result import StudyResult, rank
 from afterdrop.tune.study_settings import TuneSettings
+from afterdrop.tune.trials import Trial
 from afterdrop.tune.worker import BAD_INPUT, INTERRUPTED, Workplace, work
 
-_REPLACEMENTS = 3  # of each worker that was killed
-
-
-@dataclass(frozen=True)
-class StudyResult:
-    """A study that is over.
-
-    Attributes:
-        settings: What it was.
-        trials: All its trials, lost ones among them.
-        reruns: The trials that ran the best again.
-        ranking: The best configurations; the first is the result.
-    """
-
-    settings: TuneSettings
-    trials: list[Trial]
-    reruns: list[Trial]
-    ranking: list[Ranked]
+_REPLACEMENTS = 3  # restarts per worker that was killed
 
 
 def run_study(
@@ -56,27 +40,27 @@ def run_study(
     lease: float = 60.0,
     quiet: bool = False,
 ) -> StudyResult:
-    """Tunes, or goes on tuning: a folder or storage that holds this very study is resumed.
+    """Runs a study, or resumes it if the folder or storage already contains it.
 
     Args:
-        settings: The study.
-        folder: Its folder on this host: journal, run folders of the trials.
-        trials: How many points it shall have.
-        workers: Processes on this host; one works in this process. Other hosts join by the same
-            call, with a folder or a storage that they share.
+        settings: The settings of the study.
+        folder: Its folder on this host, for the journal and the run folders of the trials.
+        trials: Total number of points to try.
+        workers: Processes on this host; a single worker runs in this process. Other hosts join with
+            the same call and a shared folder or storage.
         storage: None for a journal file in the folder; or `sqlite:///FILE`, `postgresql://...`.
-        name: The study's name in the storage; by default the folder's.
-        top: How many of the best are run again.
-        reruns: With how many other seeds; 0 is none.
+        name: The name of the study in the storage; by default that of the folder.
+        top: Number of best trials to rerun.
+        reruns: Number of reruns per trial, each with another seed; may be 0.
         data: The folder of the named data sets.
-        devices: Where to train: workers take turns. By default a GPU if there is one.
-        lease: Seconds without a sign of life after which a worker on another host counts as dead.
+        devices: The devices to train on, assigned to workers in turn; by default a GPU if any.
+        lease: Seconds without a heartbeat after which a worker on another host counts as dead.
         quiet: Whether to print nothing.
 
     Raises:
-        TuneError: If the storage holds another study of that name, no worker is left, or no
+        TuneError: If the storage contains another study of that name, all workers failed, or no
             trial succeeded.
-        KeyboardInterrupt: After Ctrl-C or SIGTERM, when all workers have saved their trials.
+        KeyboardInterrupt: After Ctrl-C or SIGTERM, once all workers have saved their trials.
 
     Example:
         >>> import tempfile
@@ -87,9 +71,9 @@ def run_study(
         >>> len(result.ranking)
         2
     """
-    for what, count_, least in (("trials", trials, 1), ("workers", workers, 1), ("top", top, 1)):
-        check_count(what, count_, least=least)
-    check_count("reruns", reruns, least=0)
+    least = {"trials": (trials, 1), "workers": (workers, 1), "top": (top, 1), "reruns": (reruns, 0)}
+    for what, (number, lowest) in least.items():
+        check_count(what, number, least=lowest)
     folder = Path(folder)
     place = Workplace(
         str(folder),
@@ -103,26 +87,29 @@ def run_study(
         quiet=quiet,
     )
     backend = place.backend()
-    join(backend, settings)
+    join_study(backend, settings)
     where = [str(choose_device(name)) for name in (devices or (None,))]
     if workers == 1:
         if not work(replace(place, device=where[0])):
             raise KeyboardInterrupt
     else:
         _run_workers(place, where, workers)
-    rows, again = backend.trials(), place.backend("-reruns").trials()
+    return _result(settings, backend.trials(), place.backend("-reruns").trials(), top)
+
+
+def _result(settings: TuneSettings, rows: list[Trial], again: list[Trial], top: int) -> StudyResult:
     ranking = rank(rows, again, top)
     if not ranking:
         reason = rows[-1].notes.get("reason", rows[-1].state)
         raise TuneError(
-            f"none of {len(rows)} trials is complete, the last because: {reason}; correct the "
-            "recipe, or give more trials"
+            f"none of {len(rows)} trials is complete; the last one ended because: {reason}. "
+            "Correct the recipe or increase --trials."
         )
     return StudyResult(settings, rows, again, ranking)
 
 
-def join(backend: Backend, settings: TuneSettings) -> None:
-    """Writes the settings of a new study; refuses those of another."""
+def join_study(backend: Backend, settings: TuneSettings) -> None:
+    """Stores the settings of a new study, or checks that they are those of the existing one."""
     with backend.exclusive():
         there = backend.settings()
         if there is None:
@@ -132,9 +119,9 @@ def join(backend: Backend, settings: TuneSettings) -> None:
     differing = _differences(there, mine)
     if differing:
         raise TuneError(
-            f"the study {backend.name!r} is another one, which stays as it is. Differences "
-            f"(there → now): {'; '.join(differing[:5])}. Give another folder or name, or the "
-            "settings of that study."
+            f"the study {backend.name!r} already exists with other settings (stored → given): "
+            f"{'; '.join(differing[:5])}. Use another folder or name, or the settings of that "
+            "study."
         )
 
 
@@ -153,7 +140,7 @@ def _differences(there: Any, now: Any, name: str = "") -> list[str]:
 
 
 def _run_workers(place: Workplace, devices: Sequence[str], workers: int) -> None:
-    """Keeps so many workers going until the study is over; tells each once when to stop."""
+    """Keeps the workers running until the study is over; forwards a stop request once."""
     threads = None if "OMP_NUM_THREADS" in os.environ else _cores() // workers or 1
     place = replace(place, threads=threads, parent=os.getpid())
     left = _REPLACEMENTS * workers
@@ -161,10 +148,10 @@ def _run_workers(place: Workplace, devices: Sequence[str], workers: int) -> None
     with stop_request() as request:
         for index in range(workers):
             crew[index] = _start(replace(place, device=devices[index % len(devices)]))
-        told, ended = False, []
+        stopping, ended = False, []
         while crew:
-            if request.signal is not None and not told:
-                told = True
+            if request.signal is not None and not stopping:
+                stopping = True
                 for process in crew.values():
                     process.send_signal(signal.SIGTERM)
             for index, process in list(crew.items()):
@@ -173,7 +160,7 @@ def _run_workers(place: Workplace, devices: Sequence[str], workers: int) -> None
                     continue
                 del crew[index]
                 ended.append(status)
-                if status not in (0, INTERRUPTED, BAD_INPUT) and not told and left:
+                if status not in (0, INTERRUPTED, BAD_INPUT) and not stopping and left:
                     left -= 1
                     crew[index] = _start(replace(place, device=devices[index % len(devices)]))
             time.sleep(0.1)
@@ -182,12 +169,12 @@ def _run_workers(place: Workplace, devices: Sequence[str], workers: int) -> None
     if 0 not in ended:
         raise TuneError(
             f"no worker finished (exit statuses {', '.join(map(str, ended))}); finished trials are "
-            "kept. Mend what they say above and give the same command again."
+            "kept. Fix the errors above and run the same command again."
         )
 
 
 def _start(place: Workplace) -> subprocess.Popen[str]:
-    """A worker in a session of its own, so that Ctrl-C reaches it through us and only once."""
+    """Starts a worker in its own session, so that Ctrl-C reaches it once, through this process."""
     process = subprocess.Popen(
         [sys.executable, "-m", "afterdrop.tune.worker"],
         stdin=subprocess.PIPE,

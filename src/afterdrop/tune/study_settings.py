@@ -1,4 +1,4 @@
-"""What a study is: everything that the worth of its trials depends on. Kept in its storage."""
+"""The settings of a study: everything that the values of its trials depend on."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ from afterdrop.tune.tuning_objective import Objective
 
 Sampler = Literal["gp", "random"]
 VERSION = 2
-STUDY_FILE = "study.json"  # what came of a study, in its folder
+STUDY_FILE = "study.json"  # the result of a study, in its folder
 
 
 @dataclass(frozen=True)
 class TuneSettings:
-    """A study's settings; how many trials, workers and devices may differ from call to call.
+    """The settings of a study, which its storage keeps.
+
+    The numbers of trials, workers and devices are not part of them and may differ between calls.
 
     Attributes:
-        recipe: The name of what is tuned.
+        recipe: The name of the recipe.
         config: The configuration that each trial changes.
-        space: What is changed, and within which ranges.
-        objective: What is minimised.
+        space: The settings that are searched, with their ranges.
+        objective: The objective to minimise.
         sampler: `"gp"`, the Gaussian-process bandit, or `"random"`.
-        seed: Of the points.
-        own_first: Whether the first trial is the configuration as it is, where the space has it.
-        prune: Whether hopeless trials are stopped early.
-        minutes: Time limit of a trial, which then counts with what it has reached; None is none.
+        seed: Seed of the proposed points.
+        own_first: Whether the first trial is the unmodified configuration, if it lies in the space.
+        prune: Whether unpromising trials are stopped early.
+        minutes: Time limit per trial, after which the best value so far counts; None for no limit.
 
     Example:
         >>> settings = plan_study("digits-mlp", intervals=4)
@@ -54,16 +56,16 @@ class TuneSettings:
         check_count("seed", self.seed, least=0)
         if self.minutes is not None:
             check_number("minutes_per_trial", self.minutes, above=0)
-        for unit in (0.0, 1.0):  # both ends of every range must be settings that a model can have
+        for unit in (0.0, 1.0):  # both ends of every range must be valid settings
             apply_point(self.config, self.space.point([unit] * len(self.space)))
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-friendly: what `from_dict` reads."""
+        """A JSON-compatible dictionary that `from_dict` reads."""
         return {"version": VERSION, **asdict(self), "config": self.config.to_dict()}
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> TuneSettings:
-        """From what `to_dict` gave.
+        """Builds settings from a dictionary that `to_dict` returned.
 
         Raises:
             TuneError: If another version of afterdrop wrote it.
@@ -91,16 +93,16 @@ def plan_study(
     objective: Objective | None = None,
     **others: Any,
 ) -> TuneSettings:
-    """The study of a recipe.
+    """The settings of a study that tunes a recipe.
 
     Args:
         recipe: Name of a recipe, or the path of a .toml file.
-        changes: Settings to change, by dotted names.
-        intervals: Shorten the schedule to so many intervals.
-        budget: Hold the number of parameters to this, instead of the recipe's sizes.
-        ranges: Axes to change or add.
-        fixed: Axes to leave out.
-        objective: What to minimise; by default the deterministic member at its optimal T.
+        changes: Settings to change in every trial, by dotted name.
+        intervals: Number of validation intervals to shorten the schedule to.
+        budget: Number of parameters, from which the sizes of a language model then follow.
+        ranges: Axes to replace or add.
+        fixed: Names of axes to remove.
+        objective: The objective to minimise; by default the XE of DET at its optimal temperature.
         others: `sampler`, `seed`, `own_first`, `prune`, `minutes` of `TuneSettings`.
 
     Raises:
@@ -116,7 +118,7 @@ def plan_study(
         config = with_budget(config, budget)
     if intervals is not None:
         config = shorten(config, intervals)
-    # The best checkpoint is the one that the objective likes best.
+    # The best checkpoint is selected by the same criterion as the best trial.
     config = config.override({"validation.criterion": objective.temperature})
     space = published_space(config).with_axes(ranges, fixed)
     name = recipes.load(recipe).name
@@ -124,7 +126,7 @@ def plan_study(
 
 
 def with_budget(config: TrainConfig, budget: int) -> TrainConfig:
-    """A language model with as many layers, whose sizes follow from a number of parameters.
+    """The same language model with its sizes derived from a parameter budget.
 
     Example:
         >>> config = with_budget(recipes.load("pydoc-small").config, 500_000)

@@ -1,12 +1,12 @@
-"""Who tries what: trials are given out, lost with their worker, and given out again.
+"""Assigns trials to workers, and reassigns the trials of workers that died.
 
-A trial is leased to a worker, whose heart beats in the storage. A worker has died if its file of
-life is free (seen at once, where folders are shared), or if its heart has not beaten for the time
-of a lease, by the clock of who looks: clocks of hosts need not agree. Its trial fails with the
-reason, and the same point is enqueued again, to be resumed from its checkpoint. All this and
-proposing a point happens under one lock, so that no two workers get the same point. What must
-follow a lost trial is derived from the storage and not remembered: any worker can die between any
-two lines.
+A trial is leased to a worker, which stores a heartbeat. A worker counts as dead if the lock on its
+file is free (detected at once where the folder is shared), or if there was no new heartbeat for the
+duration of a lease, measured by the clock of the observer because clocks of hosts may differ. Its
+trial fails with the reason, and the same point is enqueued again, to be resumed from its
+checkpoint. This and proposing a point happen under one lock, so that no two workers get the same
+point. Which trials must be enqueued again is derived from the storage and never remembered, because
+a worker can die between any two statements.
 """
 
 from __future__ import annotations
@@ -15,43 +15,25 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from afterdrop.tune.file_locks import is_dead
-from afterdrop.tune.next_point import Seen, propose
-from afterdrop.tune.optuna_backend import Backend, Trial
+from afterdrop.tune.next_point import propose
+from afterdrop.tune.observed_points import observe
+from afterdrop.tune.optuna_backend import Backend
 from afterdrop.tune.study_settings import TuneSettings
-
-ATTEMPTS = 3  # a point that has killed this many workers (out of memory, say) is not tried again
-
-
-@dataclass(frozen=True)
-class Count:
-    """How far a study is.
-
-    Attributes:
-        given: Points given out so far.
-        open: Points that are being tried or wait to be.
-    """
-
-    given: int
-    open: int
-
-    def over(self, trials: int) -> bool:
-        """Whether all points of so many have an end."""
-        return self.given >= trials and self.open == 0
+from afterdrop.tune.trials import Trial, count, ends, is_retried, origin
 
 
 class Ledger:
     """The trials of a study, as one worker sees and changes them.
 
     Args:
-        backend: Where they are kept.
-        settings: The study.
-        worker: This worker's name.
+        backend: The storage of the trials.
+        settings: The settings of the study.
+        worker: The name of this worker.
         lease: Seconds without a heartbeat after which a worker counts as dead.
-        proposes: Whether new points are proposed, or only what was enqueued is given out.
+        proposes: Whether to propose new points, instead of only taking enqueued ones.
     """
 
     def __init__(
@@ -65,20 +47,20 @@ class Ledger:
     ) -> None:
         self.backend, self.settings, self.worker = backend, settings, worker
         self.lease, self.proposes = lease, proposes
-        self._beats: dict[int, tuple[Any, float]] = {}  # last seen beat, and when it was new
+        self._beats: dict[int, tuple[Any, float]] = {}  # last heartbeat, and when it was first seen
 
     def take(self, trials: int) -> Trial | None:
-        """A trial to work on, or None if there is none now; others may still fail.
+        """A trial to work on, or None if there is none now; running ones may still be lost.
 
         Args:
-            trials: How many points the study shall have.
+            trials: Total number of points of the study.
         """
         with self.backend.exclusive():
             rows = self._without_dead(self.backend.trials())
             if not any(row.state == "waiting" for row in rows):
                 if not self.proposes or count(rows).given >= trials:
                     return None
-                point = propose(self.settings, [seen(row) for row in ends(rows)])
+                point = propose(self.settings, [observe(row) for row in ends(rows)])
                 self.backend.enqueue(point, {})
             trial = self.backend.start(self.settings.space)
             self.backend.note(trial.number, "worker", self.worker)
@@ -93,22 +75,22 @@ class Ledger:
         return self._finish(trial, "pruned", value, notes)
 
     def fail(self, trial: Trial, reason: str) -> bool:
-        """Ends a trial that went wrong, for good."""
+        """Ends a trial that failed and is not tried again."""
         return self._finish(trial, "failed", None, {"reason": reason})
 
     def hand_back(self, trial: Trial, reason: str) -> None:
-        """Gives a trial back, to be given out again from its checkpoint."""
+        """Returns a trial, to be resumed from its checkpoint by any worker."""
         self._finish(trial, "failed", None, {"reason": reason, "lost": True, "handed_back": True})
         with self.backend.exclusive():
             self._requeue(self.backend.trials())
 
     def lose(self, trial: Trial, reason: str) -> None:
-        """Gives up a trial of which this worker dies; it is given out again by who asks next."""
+        """Ends a trial whose error ends this worker; another worker enqueues it again."""
         self._finish(trial, "failed", None, {"reason": reason, "lost": True})
 
     @contextmanager
     def beating(self, trial: Trial) -> Iterator[None]:
-        """Keeps the lease of a trial alive."""
+        """Stores heartbeats that keep the lease of a trial."""
         over = threading.Event()
 
         def beat() -> None:
@@ -118,10 +100,12 @@ class Ledger:
                 try:
                     if not self.backend.note(trial.number, "beat", number):
                         return
-                except Exception:  # a storage that is away for a moment: the next beat may reach it
+                except Exception:  # the storage may be reachable again at the next beat
                     continue
 
-        heart = threading.Thread(target=beat, name=f"heart of trial {trial.number}", daemon=True)
+        heart = threading.Thread(
+            target=beat, name=f"heartbeat of trial {trial.number}", daemon=True
+        )
         heart.start()
         try:
             yield
@@ -136,7 +120,7 @@ class Ledger:
         return self.backend.finish(trial.number, state, value)
 
     def _without_dead(self, rows: list[Trial]) -> list[Trial]:
-        """Fails the trials of dead workers and enqueues them again; returns all trials anew."""
+        """Fails the trials of dead workers and enqueues them again; returns the updated trials."""
         for row in rows:
             reason = self._reason_of_death(row) if row.state == "running" else None
             if reason is not None:
@@ -170,39 +154,4 @@ class Ledger:
             return None
         if now - since < self.lease:
             return None
-        return f"its worker {worker} gave no sign of life for {now - since:.0f} s"
-
-
-def is_retried(row: Trial) -> bool:
-    """Whether a lost trial is given out again."""
-    if row.state != "failed" or not row.notes.get("lost"):
-        return False
-    return bool(row.notes.get("handed_back")) or row.notes.get("attempt", 1) < ATTEMPTS
-
-
-def origin(row: Trial) -> int:
-    """The number under which a trial's point was given out first; its folder has that name."""
-    return int(row.notes.get("origin", row.number))
-
-
-def ends(rows: Sequence[Trial]) -> list[Trial]:
-    """One trial a point, in the order of the points: its last attempt."""
-    last: dict[int, Trial] = {}
-    for row in rows:
-        last[origin(row)] = row
-    return [last[number] for number in sorted(last)]
-
-
-def count(rows: Sequence[Trial]) -> Count:
-    """How many points were given out, and how many have no end yet."""
-    points = ends(rows)
-    unended = [r for r in points if r.state in ("waiting", "running") or is_retried(r)]
-    return Count(len(points), len(unended))
-
-
-def seen(row: Trial) -> Seen:
-    """A trial as the proposal sees it."""
-    if row.value is not None:
-        return Seen(row.point, "known", row.value)
-    bad = row.state == "failed" and not is_retried(row)
-    return Seen(row.point, "bad" if bad else "pending")
+        return f"its worker {worker} sent no heartbeat for {now - since:.0f} s"

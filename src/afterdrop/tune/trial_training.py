@@ -1,4 +1,4 @@
-"""One trial: train a configuration, watch it, and tell the ledger how it ended."""
+"""Trains the configuration of a trial, monitors it, and records the result in the ledger."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from afterdrop.errors import AfterdropError
 from afterdrop.train import DivergedError, TrainConfig, TrainError, TrainResult
 from afterdrop.train import run as run_training
 from afterdrop.train.folder import RunFolder, locked
-from afterdrop.tune.optuna_backend import Trial
-from afterdrop.tune.pruning import is_hopeless
-from afterdrop.tune.trial_ledger import Ledger, count, ends
+from afterdrop.tune.pruning import should_prune
+from afterdrop.tune.trial_ledger import Ledger
+from afterdrop.tune.trials import Trial, count, ends
 
-_HOPELESS, _STOPPED, _LOST = "hopeless", "stopped", "lost"
-_LEAST_MINUTES = 1e-3  # of a resumed trial whose time is up: it stops at its next look
+_PRUNED, _STOPPED, _LOST = "pruned", "stopped", "lost"
+_LEAST_MINUTES = 1e-3  # for a resumed trial without time left, which stops at its next check
 
 
 @dataclass(frozen=True)
 class TrialJob:
-    """What to train for a trial.
+    """What to train for a trial, and where.
 
     Attributes:
-        folder: The run folder; a checkpoint that is there is resumed.
-        config: The configuration.
-        device: Where.
+        folder: The run folder; an existing checkpoint is resumed.
+        config: The training configuration.
+        device: The device to train on.
         data: The folder of the named data sets.
-        stopped: Whether the worker shall stop.
+        stopped: Returns whether the worker was asked to stop.
     """
 
     folder: Path
@@ -41,9 +41,9 @@ class TrialJob:
 
 
 def run_trial(job: TrialJob, ledger: Ledger, trial: Trial) -> str | None:
-    """Trains and evaluates; returns what to say about it, or None if the trial was given back.
+    """Trains and evaluates; returns a message, or None if the trial was returned to the ledger.
 
-    Divergence and lack of memory end the trial with their reason. Any other error is the caller's.
+    Divergence and running out of memory end the trial with the reason. Other errors propagate.
     """
     try:
         result = _train(job, ledger, trial)
@@ -56,19 +56,19 @@ def run_trial(job: TrialJob, ledger: Ledger, trial: Trial) -> str | None:
             torch.cuda.empty_cache()
         return _failed(ledger, trial, f"out of memory: {str(error).splitlines()[0]}")
     if result.reason == _LOST:
-        return "lost to another worker; dropped here"
+        return "taken over by another worker; dropped here"
     if result.reason in ("SIGINT", "SIGTERM", _STOPPED):
         ledger.hand_back(trial, f"its worker was stopped ({result.reason})")
         return None
     if not result.best:
-        return _failed(ledger, trial, "its time was up before the first validation")
-    return _tell(job, ledger, trial, result)
+        return _failed(ledger, trial, "its time limit was reached before the first validation")
+    return _record(job, ledger, trial, result)
 
 
 def _train(job: TrialJob, ledger: Ledger, trial: Trial) -> TrainResult:
     folder = _free_folder(job.folder, trial)
     watch = _Watch(job, ledger, trial)
-    for line in RunFolder(folder).read_metrics():  # the curve of an earlier attempt
+    for line in RunFolder(folder).read_metrics():  # from an earlier attempt
         watch.report(line)
     limit = ledger.settings.minutes
     if limit is not None:
@@ -85,7 +85,7 @@ def _train(job: TrialJob, ledger: Ledger, trial: Trial) -> TrainResult:
 
 
 class _Watch:
-    """Reports each interval to the ledger and says when to stop."""
+    """Stores the result of each interval and decides when to stop."""
 
     def __init__(self, job: TrialJob, ledger: Ledger, trial: Trial) -> None:
         self.job, self.ledger, self.trial = job, ledger, trial
@@ -93,7 +93,7 @@ class _Watch:
         self.seconds = 0.0
 
     def report(self, line: Mapping[str, Any]) -> bool:
-        """Adds an interval; False if the trial is not ours any more."""
+        """Adds an interval; False if the trial was taken over by another worker."""
         optimal = self.ledger.settings.objective.temperature == "optimal"
         xe = line["xe_optimal" if optimal else "xe"]
         self.curve[line["interval"]], self.seconds = xe, line["seconds"]
@@ -110,13 +110,13 @@ class _Watch:
         rows = ends(self.ledger.backend.trials())
         others = [r.curve for r in rows if r.state in ("complete", "pruned") and r.curve]
         return (
-            _HOPELESS
-            if is_hopeless(self.curve, others, settings.config.schedule.intervals)
+            _PRUNED
+            if should_prune(self.curve, others, settings.config.schedule.intervals)
             else None
         )
 
 
-def _tell(job: TrialJob, ledger: Ledger, trial: Trial, result: TrainResult) -> str:
+def _record(job: TrialJob, ledger: Ledger, trial: Trial, result: TrainResult) -> str:
     best = result.best
     run = RunFolder(result.folder)
     notes: dict[str, Any] = {
@@ -126,9 +126,9 @@ def _tell(job: TrialJob, ledger: Ledger, trial: Trial, result: TrainResult) -> s
         "parameters": run.read_config()[1]["parameters"],
         "ended": result.reason,
     }
-    if result.reason == _HOPELESS:
+    if result.reason == _PRUNED:
         value = best["xe_optimal" if job.config.validation.criterion == "optimal" else "xe"]
-        told, words = ledger.prune(trial, value, **notes), "stopped early as hopeless, "
+        recorded, prefix = ledger.prune(trial, value, **notes), "stopped early, "
     else:
         try:
             worth = ledger.settings.objective.of_run(result.folder, job.device, job.data)
@@ -136,15 +136,15 @@ def _tell(job: TrialJob, ledger: Ledger, trial: Trial, result: TrainResult) -> s
             return _failed(ledger, trial, f"cannot be evaluated: {error}")
         value = worth.xe
         notes |= {"temperature": worth.temperature, "error": worth.error}
-        told, words = ledger.complete(trial, value, **notes), ""
-    if not told:
-        return "lost to another worker; dropped here"
-    # The optimiser's state is most of the bytes, and a trial that has its value needs it no more.
+        recorded, prefix = ledger.complete(trial, value, **notes), ""
+    if not recorded:
+        return "taken over by another worker; dropped here"
+    # The optimiser state is most of the bytes, and a finished trial does not need it.
     run.last.unlink(missing_ok=True)
     known = [r.value for r in ledger.backend.trials() if r.value is not None]
     points = count(ledger.backend.trials())
     return (
-        f"{words}xe {value:.4f} in {notes['seconds']:.0f} s; best {min(known):.4f} "
+        f"{prefix}xe {value:.4f} in {notes['seconds']:.0f} s; best {min(known):.4f} "
         f"of {points.given - points.open} done"
     )
 
@@ -155,7 +155,7 @@ def _failed(ledger: Ledger, trial: Trial, reason: str) -> str:
 
 
 def _free_folder(folder: Path, trial: Trial) -> Path:
-    """The folder, or one beside it if a worker that lost the trial still trains there."""
+    """The folder, or another one if a worker that lost the trial is still training there."""
     try:
         with locked(folder):
             return folder
@@ -166,4 +166,4 @@ def _free_folder(folder: Path, trial: Trial) -> Path:
 def _is_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return "allocate memory" in str(error)  # what torch's allocator of the CPU says
+    return "allocate memory" in str(error)  # the message of torch's CPU allocator

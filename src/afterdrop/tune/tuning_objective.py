@@ -1,8 +1,8 @@
-"""What a trained model is worth to the tuner: validation XE of a member at its best temperature.
+"""The objective of tuning: the validation XE of a member at its optimal temperature.
 
-The paper tunes on the deterministic member at the optimal temperature, so that tuning sees what
-selection will do afterwards. The temperature is found on a part of the validation data and the XE
-is that of all of it, so that a temperature cannot fit the noise of every target.
+The paper tunes for the deterministic member at its optimal temperature, which anticipates
+selection. The temperature is fitted on a part of the validation data and the XE is taken on all of
+it, which limits how much the temperature can fit the noise.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ NAMED = {"det": DET, "gmc": Member(0.0, 1.0), "amc": Member(1.0, 1.0)}
 
 
 @dataclass(frozen=True)
-class Worth:
-    """The objective of one trained model.
+class ObjectiveValue:
+    """The value of the objective for one trained model.
 
     Attributes:
-        xe: Validation XE in nats: what is minimised.
+        xe: Validation XE in nats, which is minimised.
         error: Its standard error over the data.
-        temperature: The temperature that it was taken at.
+        temperature: The temperature of the member.
     """
 
     xe: float
@@ -42,14 +42,14 @@ class Worth:
 
 @dataclass(frozen=True)
 class Objective:
-    """A member, and how its XE is found.
+    """A member, and how its XE is computed.
 
     Attributes:
-        alpha: Power of the member's mean.
-        multiplier: Its factor on the rates; 0 is deterministic.
+        alpha: The alpha of the member.
+        multiplier: The multiplier of the dropout rates; 0 is deterministic.
         temperature: `"optimal"`, or `"plain"` for T = 1.
-        targets: The temperature is found on about this many targets of the validation data.
-        num_samples: Mask samples of a member that is not deterministic.
+        targets: Approximate number of validation targets that the temperature is fitted on.
+        num_samples: Number of mask samples, unless the member is deterministic.
 
     Example:
         >>> Objective.parse("amc").multiplier, Objective.parse("0.5,0.8").multiplier
@@ -73,7 +73,7 @@ class Objective:
         """The objective of a member by name (det, gmc, amc) or as ALPHA,MULTIPLIER.
 
         Raises:
-            MemberError: If it is neither.
+            MemberError: If the text has another form.
         """
         found = NAMED.get(member.lower())
         if found is None:
@@ -91,12 +91,12 @@ class Objective:
         """The member, at T = 1."""
         return Member(self.alpha, self.multiplier)
 
-    def of_run(self, run: Path, device: str, data: Path | None) -> Worth:
-        """The worth of a run's best weights.
+    def of_run(self, run: Path, device: str, data: Path | None) -> ObjectiveValue:
+        """The objective for the best weights of a run.
 
         Args:
             run: The run folder.
-            device: Where to evaluate.
+            device: The device to evaluate on.
             data: The folder of the named data sets.
         """
         folder = Run.open(run)
@@ -108,23 +108,23 @@ class Objective:
         )
         try:
             scores = folder.evaluate(request, Execution(), which="best", device=device, folder=data)
-        except SiteError:  # all rates are 0, where every member is the deterministic one
+        except SiteError:  # all rates are 0, so every member is deterministic
             return replace(self, alpha=0.0, multiplier=0.0).of_run(run, device, data)
         return self.of_scores(scores)
 
-    def of_scores(self, scores: Scores) -> Worth:
-        """The worth of a member by its scores on validation data."""
+    def of_scores(self, scores: Scores) -> ObjectiveValue:
+        """The objective from scores on validation data."""
         member = self.member
         if self.temperature == "optimal":
             weights = spread(scores.clusters, self.targets)
             found, _, _ = scores.fit_weighted(member, weights.unsqueeze(0))
             member = member.at_temperature(found.item())
         xe = scores.xe(member)
-        return Worth(xe.value, xe.data_error, member.temperature)
+        return ObjectiveValue(xe.value, xe.data_error, member.temperature)
 
 
 def spread(clusters: torch.Tensor, targets: int) -> torch.Tensor:
-    """Weights [examples] of every n-th example, such that they hold about so many targets.
+    """Weights [B] that select every n-th example, so that about `targets` targets are selected.
 
     Example:
         >>> spread(torch.tensor([0, 0, 1, 1, 2, 2, 3, 3]), targets=4)

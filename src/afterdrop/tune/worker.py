@@ -1,8 +1,10 @@
-"""A worker: takes trials of a study, trains them, tells what they are worth; then the reruns.
+"""A worker of a study: takes trials, trains and evaluates them, and then does the reruns.
+
+`afterdrop tune` starts workers with
 
     python -m afterdrop.tune.worker < WORKPLACE.json
 
-is how `afterdrop tune` starts one. A signal ends it cleanly: the trial is saved and given back.
+A signal stops a worker cleanly: its trial is saved and returned to the ledger.
 """
 
 from __future__ import annotations
@@ -24,34 +26,35 @@ from afterdrop.errors import AfterdropError
 from afterdrop.train.interrupt import StopRequest, stop_request
 from afterdrop.tune.checks import TuneError
 from afterdrop.tune.file_locks import Alive
-from afterdrop.tune.optuna_backend import Backend, Trial
+from afterdrop.tune.optuna_backend import Backend
 from afterdrop.tune.reruns import enqueue_reruns
 from afterdrop.tune.search_space import apply_point
 from afterdrop.tune.study_settings import TuneSettings
-from afterdrop.tune.trial_ledger import Ledger, count, ends, origin
+from afterdrop.tune.trial_ledger import Ledger
 from afterdrop.tune.trial_training import TrialJob, run_trial
+from afterdrop.tune.trials import Trial, count, ends, origin
 
-_POLL = 1.0  # seconds between two looks for a trial that another worker may have lost
-_HOPELESS_STUDY = 5  # so many failures and nothing else: the recipe is wrong, not the points
+_POLL = 1.0  # seconds between checks for trials that another worker may have lost
+_FAILURES = 5  # this many failures without a success mean that the recipe itself is wrong
 INTERRUPTED, BAD_INPUT = 130, 2
 
 
 @dataclass(frozen=True)
 class Workplace:
-    """Where a worker works: a study, and what may differ between the hosts that share it.
+    """What a worker needs: the study, and options that may differ between hosts.
 
     Attributes:
-        folder: The study's folder on this host.
-        storage: URL of the storage; None is the journal in the folder.
-        name: The study's name in the storage.
-        trials: How many points the study shall have.
-        top: How many of the best are run again.
-        reruns: With how many other seeds.
+        folder: The folder of the study on this host.
+        storage: URL of the storage; None for the journal in the folder.
+        name: The name of the study in the storage.
+        trials: Total number of points of the study.
+        top: Number of best trials to rerun.
+        reruns: Number of reruns per trial, each with another seed.
         data: The folder of the named data sets.
-        device: Where to train.
-        lease: Seconds without a sign of life after which a worker counts as dead.
-        threads: Threads of torch; None leaves them as they are.
-        parent: The process without which this one stops; None is none.
+        device: The device to train on.
+        lease: Seconds without a heartbeat after which a worker counts as dead.
+        threads: Number of torch threads; None for the default.
+        parent: The worker stops when this process ends; None for no such process.
         quiet: Whether to print nothing.
     """
 
@@ -69,20 +72,20 @@ class Workplace:
     quiet: bool = False
 
     def backend(self, part: str = "") -> Backend:
-        """The study's storage, or that of its reruns."""
+        """The storage of the study, or with the suffix `part` that of its reruns."""
         return Backend(Path(self.folder), self.storage, self.name + part)
 
     def to_json(self) -> str:
-        """For the worker's standard input: a URL with a password is for nobody else to see."""
+        """JSON for standard input, where a URL with a password is not visible to other users."""
         return json.dumps(asdict(self))
 
 
 def work(place: Workplace) -> bool:
-    """Works until the study is over; False if a signal came before.
+    """Works until the study is over; returns False if it was stopped before.
 
     Raises:
         TuneError: If no trial succeeds.
-        AfterdropError: If the recipe, its data or the disk cannot be used; the trial is given back.
+        AfterdropError: If the recipe, its data or the disk cannot be used; the trial is returned.
     """
     name = f"{socket.gethostname()}-{os.getpid()}-{uuid.uuid4().hex[:6]}"
     backend = place.backend()
@@ -103,20 +106,20 @@ class _Worker:
         self, place: Workplace, settings: TuneSettings, name: str, request: StopRequest
     ) -> None:
         self.place, self.settings, self.name, self.request = place, settings, name, request
-        self._gave_back = False  # a signal that came while training went to the training
+        self._gave_back = False  # training handles signals itself and returns the trial
 
     def stopped(self) -> bool:
-        """Whether a signal came, or the process that started this one is gone."""
+        """Whether a signal arrived or the parent process has ended."""
         orphan = self.place.parent is not None and os.getppid() != self.place.parent
         return self._gave_back or self.request.signal is not None or orphan
 
     def finish(self, ledger: Ledger, trials: int) -> None:
-        """Works on one kind of trials until all have an end."""
+        """Works on the trials of a ledger until all of them have ended."""
         while not self.stopped():
             rows = ledger.backend.trials()
             if count(rows).over(trials):
                 return
-            _require_hope(rows)
+            _require_success(rows)
             trial = ledger.take(trials)
             if trial is None:
                 time.sleep(_POLL)
@@ -160,15 +163,17 @@ class _Worker:
 
 def _require(content: Mapping[str, Any] | None) -> Mapping[str, Any]:
     if content is None:
-        raise TuneError("the study has no settings; start it with: afterdrop tune RECIPE --study S")
+        raise TuneError(
+            "the study has no settings; start it with: afterdrop tune RECIPE --study STUDY"
+        )
     return content
 
 
-def _require_hope(rows: list[Trial]) -> None:
-    """Refuses to go on where every trial fails."""
+def _require_success(rows: list[Trial]) -> None:
+    """Stops a study in which every trial fails."""
     points = ends(rows)
     failed = [row for row in points if row.state == "failed" and row.notes.get("reason")]
-    if len(failed) >= _HOPELESS_STUDY and len(failed) == len(points):
+    if len(failed) >= _FAILURES and len(failed) == len(points):
         raise TuneError(
             f"all {len(failed)} trials failed, the last because: {failed[-1].notes['reason']}; "
             "correct the recipe or the ranges and start a new study"
@@ -176,7 +181,7 @@ def _require_hope(rows: list[Trial]) -> None:
 
 
 def main() -> int:
-    """Runs the worker of a workplace that comes on standard input; returns the exit status."""
+    """Runs a worker with the options read from standard input; returns the exit status."""
     place = Workplace(**json.loads(sys.stdin.read()))
     if place.threads is not None:
         torch.set_num_threads(place.threads)

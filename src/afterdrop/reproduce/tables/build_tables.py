@@ -1,4 +1,4 @@
-"""The paper's five tables from finished runs."""
+"""Builds the paper's five tables from finished runs."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from afterdrop.reproduce.tables.table_input import TableInput, read_table_input
 def paper_tables(
     runs: Sequence[str | Path], *, bands: Sequence[FrequencyBand] = (), data: Path | None = None
 ) -> list[PaperTable]:
-    """Tables 1 to 5 of the paper from run folders, beside the published figures.
+    """Tables 1 to 5 of the paper from run folders, next to the published values.
 
-    Which run serves which table follows from its configuration and its Scores. What is missing is
-    said in the tables, with the command that makes it; the rest is shown.
+    The configuration and the Scores of a run determine which tables it appears in. Each table lists
+    what is missing together with the command that produces it.
 
     Args:
         runs: Run folders of `afterdrop train` or `afterdrop evaluate`.
-        bands: Bands of Table 3; by default what suits each data set.
-        data: The folder of the named data sets, if not the one of training.
+        bands: Frequency bands of Table 3; by default bands that suit each data set.
+        data: The folder of the named data sets, if it differs from that of training.
 
     Raises:
         FileError: If none of the folders holds a run.
@@ -35,7 +35,7 @@ def paper_tables(
     Example:
         >>> paper_tables([])
         Traceback (most recent call last):
-        afterdrop.errors.FileError: no run is given; give run folders, as in afterdrop reproduce \
+        afterdrop.errors.FileError: no run folder given; pass some, as in afterdrop reproduce \
 runs/ptb runs/mnist
     """
     sources, faults = read_sources(runs)
@@ -53,14 +53,14 @@ runs/ptb runs/mnist
 
 
 def read_sources(runs: Sequence[str | Path]) -> tuple[list[TableInput], list[str]]:
-    """The runs that can be read, and why others cannot.
+    """The runs that can be read, and the reasons why others cannot.
 
     Raises:
         FileError: If none of the folders holds a run.
     """
     if not runs:
         raise FileError(
-            "no run is given; give run folders, as in afterdrop reproduce runs/ptb runs/mnist"
+            "no run folder given; pass some, as in afterdrop reproduce runs/ptb runs/mnist"
         )
     sources: list[TableInput] = []
     faults: list[str] = []

@@ -1,4 +1,4 @@
-"""Bands of training frequency: the paper's, others by option, and what suits other data."""
+"""Bands of training frequency: those of the paper, custom ones, and defaults for other data."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from torch import Tensor
 
 from afterdrop.errors import DataError
 
-PTB_TOKENS = 929_589  # of the training text that the paper's bands are for
-PAPER = ("> 25000", "> 5000", "> 500", "< 500", "< 100", "< 20")
+PTB_TOKENS = 929_589  # of the training text for which the paper chose its bands
+PAPER_BANDS = ("> 25000", "> 5000", "> 500", "< 500", "< 100", "< 20")
 
 
 @dataclass(frozen=True)
 class FrequencyBand:
-    """Classes that occur more, or less, often in training than a number says; bands may overlap.
+    """Classes whose training count lies in a range; bands may overlap.
 
     Attributes:
-        name: As in the paper, such as `> 500`.
-        low: The band holds counts above this,
-        high: and up to this.
+        name: The label as in the paper, such as `> 500`.
+        low: Counts are above this number.
+        high: Counts are at most this number.
     """
 
     name: str
@@ -30,10 +30,10 @@ class FrequencyBand:
 
 
 def parse_band(text: str) -> FrequencyBand:
-    """A band from `> N`, `< N`, or `M-N` (both included).
+    """Parses `> N`, `< N`, or `M-N` (both ends included).
 
     Raises:
-        DataError: If it is none of these.
+        DataError: If the text has another form.
 
     Example:
         >>> parse_band("<20")
@@ -47,7 +47,7 @@ def parse_band(text: str) -> FrequencyBand:
     if found[3] is not None:
         low, high = int(found[3]), int(found[4])
         if low > high:
-            raise DataError(f"the band {text!r} is empty: write the lower number first")
+            raise DataError(f"the band {text!r} is empty; write the smaller number first")
         return FrequencyBand(f"{low}-{high}", low - 1, high)
     number = int(found[2])
     if found[1] == ">":
@@ -56,11 +56,11 @@ def parse_band(text: str) -> FrequencyBand:
 
 
 def suitable_bands(data: str, counts: Tensor, *, classes: bool) -> list[FrequencyBand]:
-    """Bands for a data set when none are asked for.
+    """The default bands for a data set.
 
-    PTB and WikiText-2 get the paper's. Another text gets those scaled to the size of its training
-    split, so that a band is the same share of the text. A classifier's classes are cut at the
-    median count.
+    PTB and WikiText-2 get the bands of the paper. For other texts these are scaled to the size of
+    the training split, so that a band covers about the same share of the text. The classes of a
+    classifier are split at the median count.
 
     Example:
         >>> import torch
@@ -73,7 +73,7 @@ def suitable_bands(data: str, counts: Tensor, *, classes: bool) -> list[Frequenc
         middle = int(counts.median())
         return [parse_band(f"> {middle}"), parse_band(f"< {middle + 1}")]
     if data in ("ptb", "wikitext-2"):
-        return [parse_band(text) for text in PAPER]
+        return [parse_band(text) for text in PAPER_BANDS]
     share = int(counts.sum()) / PTB_TOKENS
-    scaled = [f"{text[0]} {max(2, round(int(text[2:]) * share))}" for text in PAPER]
+    scaled = [f"{text[0]} {max(2, round(int(text[2:]) * share))}" for text in PAPER_BANDS]
     return [parse_band(text) for text in dict.fromkeys(scaled)]

@@ -1,4 +1,4 @@
-"""Tables as data: rows of named lines of numbers, which the writers turn into files."""
+"""Tables as data: rows of named lines of numbers, which `table_writers` formats."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from afterdrop.family.member import Member
 
 @dataclass(frozen=True)
 class TableLine:
-    """Numbers of one kind, one for each column of the table.
+    """Numbers of one kind, one per column of the table.
 
     Attributes:
-        name: What they are, such as `ours` or `paper`.
-        values: None where there is no such number.
-        digits: Decimals to show.
-        signed: Whether a plus is shown: differences.
-        marks: A mark behind each number, such as that of a misprint.
-        best: Whether the lowest is set off.
+        name: The name of the line, such as `ours` or `paper`.
+        values: The numbers; None where there is none.
+        digits: Number of decimals.
+        signed: Whether to show plus signs, as for differences.
+        marks: A mark after each number, such as that of a misprint.
+        best: Whether to highlight the lowest number.
     """
 
     name: str
@@ -31,7 +31,7 @@ class TableLine:
     best: bool = False
 
     def text(self, at: int) -> str:
-        """A number as it is shown, with its mark.
+        """The formatted number of a column, with its mark.
 
         Example:
             >>> TableLine("ours − paper", [0.25, None, -0.0], 2, signed=True).text(0)
@@ -49,17 +49,17 @@ class TableLine:
 
     @property
     def lowest(self) -> int | None:
-        """The column to set off, or None."""
+        """The column to highlight, or None."""
         known = [(v, i) for i, v in enumerate(self.values) if v is not None and math.isfinite(v)]
         return min(known)[1] if self.best and known else None
 
 
 @dataclass(frozen=True)
 class TableRow:
-    """Lines that belong together: one run, band or kind of mask.
+    """The lines of one run, frequency band or kind of mask.
 
     Attributes:
-        label: What they are of.
+        label: What the numbers describe.
         lines: The numbers.
     """
 
@@ -69,15 +69,15 @@ class TableRow:
 
 @dataclass
 class PaperTable:
-    """One of the paper's tables from runs.
+    """One of the paper's tables, computed from runs.
 
     Attributes:
         number: Its number in the paper.
         title: One line, with the unit.
-        columns: Heads.
-        rows: What could be computed.
-        notes: What the numbers mean.
-        missing: What could not be computed, why, and the command that makes it.
+        columns: Column headings.
+        rows: The rows that could be computed.
+        notes: Remarks on the numbers.
+        missing: What could not be computed, the reason, and the command that produces it.
     """
 
     number: int
@@ -88,18 +88,18 @@ class PaperTable:
     missing: list[str] = field(default_factory=list)
 
     def note(self, text: str) -> None:
-        """Adds a note once."""
+        """Adds a note unless it is empty or already there."""
         if text and text not in self.notes:
             self.notes.append(text)
 
     def miss(self, text: str) -> None:
-        """Says once what is missing."""
+        """Records what is missing unless it is already there."""
         if text not in self.missing:
             self.missing.append(text)
 
 
 def name_member(member: Member) -> str:
-    """A member as a short head.
+    """A short column heading for a member.
 
     Example:
         >>> [name_member(Member(a, m)) for a, m in ((0, 0), (0, 0.8), (0.5, 1), (1, 0.9))]
@@ -112,10 +112,10 @@ def name_member(member: Member) -> str:
 
 
 def values_of(found: Sequence[Estimate | None]) -> list[float | None]:
-    """The values of estimates, None where there is none."""
+    """The values of the estimates; None where there is none."""
     return [None if estimate is None else estimate.value for estimate in found]
 
 
 def errors_of(found: Sequence[Estimate | None]) -> list[float | None]:
-    """Their errors."""
+    """The errors of the estimates; None where there is none."""
     return [None if estimate is None else estimate.error for estimate in found]

@@ -1,4 +1,4 @@
-"""The figures that the paper printed, read from `published.toml`, each with its source."""
+"""The cross entropies published in the paper, from `published.toml`, each with its source."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any
 
 from afterdrop.family.member import Member
 
-SIZES = 0.15  # two models are of one size if their parameters differ by less than this share
+SIZES = 0.15  # models whose parameter counts differ by less than this share have the same size
 
 
 @dataclass(frozen=True)
 class PublishedValue:
-    """One printed cross entropy.
+    """One published cross entropy.
 
     Attributes:
-        xe: What is printed, in nats.
-        meant: What to compare with: the printed value, or the one that a misprint surely stands
-            for.
-        misprint: Why it is a misprint; empty if it is none.
-        source: Where it is printed.
+        xe: The printed value, in nats.
+        meant: The value to compare with: the printed one, or the correct value of an obvious
+            misprint.
+        misprint: Why the printed value is a misprint; empty if it is not.
+        source: The table it is printed in.
     """
 
     xe: float
@@ -35,14 +35,14 @@ class PublishedValue:
 def value(
     table: int, data: str, split: str, member: Member, *, tuned: bool = False, **also: Any
 ) -> PublishedValue | None:
-    """What the paper printed for a member, or None.
+    """The published value of a member, or None.
 
     Args:
         table: Number of the table.
         data: Name of the data set.
         split: `train`, `valid` or `test`.
-        member: Its alpha and multiplier; the temperature is `tuned`'s matter.
-        tuned: Whether at the optimal temperature.
+        member: The member, of which only alpha and multiplier are used.
+        tuned: Whether the value is for the optimal temperature.
         also: Further keys of the row: `band` (Table 3); `masks` and `parameters` (Table 5).
 
     Example:
@@ -76,7 +76,7 @@ def targets(data: str, split: str, band: str) -> int | None:
 
 
 def parameters(table: int, data: str) -> tuple[float, ...]:
-    """Sizes of the models whose figures a table prints, ascending; empty if it does not say.
+    """Sizes of the models in a table, ascending; empty if the paper does not state them.
 
     Example:
         >>> parameters(5, "ptb")
@@ -87,7 +87,7 @@ def parameters(table: int, data: str) -> tuple[float, ...]:
 
 
 def same_size(one: float, other: float) -> bool:
-    """Whether two numbers of parameters are those of one size.
+    """Whether two parameter counts belong to models of the same size.
 
     Example:
         >>> same_size(23_979_620, 24e6), same_size(10e6, 24e6)
@@ -107,7 +107,7 @@ def members(name: str) -> tuple[Member, ...]:
 
 
 def source(table: int) -> str:
-    """Where a table stands.
+    """Where a table is printed.
 
     Example:
         >>> source(2)
@@ -117,13 +117,8 @@ def source(table: int) -> str:
 
 
 def note(table: int) -> str:
-    """What one must know to compare with a table; may be empty."""
+    """What to keep in mind when comparing with a table; may be empty."""
     return _content()["notes"].get(str(table), "")
-
-
-def citation() -> str:
-    """The paper."""
-    return _content()["citation"]
 
 
 def _matches(row: Mapping[str, Any], wanted: Mapping[str, Any], tuned: bool) -> bool:

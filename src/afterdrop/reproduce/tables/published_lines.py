@@ -1,4 +1,4 @@
-"""Lines that set the paper's figures beside ours."""
+"""Table lines with the published values and the differences to ours."""
 
 from __future__ import annotations
 
@@ -13,33 +13,34 @@ MISPRINT = "†"
 
 
 def published_lines(
-    figures: Sequence[PublishedValue | None],
+    values: Sequence[PublishedValue | None],
     ours: Sequence[float | None],
     table: PaperTable,
     *,
     show: Callable[[float], float] = lambda xe: xe,
     digits: int = 4,
 ) -> list[TableLine]:
-    """What the paper printed and our difference to it; no lines where it printed nothing.
+    """The published values and our differences to them; no lines if nothing was published.
 
     Args:
-        figures: One for each column, None where nothing was printed.
-        ours: In the unit of the table.
-        table: Gets a note for each misprint.
-        show: From nats to the unit of the table.
-        digits: Decimals of the difference; printed figures are shown with three at most.
+        values: One per column; None where nothing was published.
+        ours: Our values in the unit of the table.
+        table: The table, which gets a note for each misprint.
+        show: Converts nats to the unit of the table.
+        digits: Decimals of the differences; published values are shown with at most three.
     """
-    if not any(figures):
+    if not any(values):
         return []
-    for figure in figures:
-        if figure is not None and figure.misprint:
-            against = "" if figure.meant == figure.xe else f"; differences are to {figure.meant:g}"
-            table.note(f"{MISPRINT} misprint: {figure.misprint}{against}.")
-    printed = [None if f is None else show(f.xe) for f in figures]
-    marks = [MISPRINT if f is not None and f.misprint else "" for f in figures]
+    for value in values:
+        if value is not None and value.misprint:
+            against = (
+                "" if value.meant == value.xe else f"; differences are taken to {value.meant:g}"
+            )
+            table.note(f"{MISPRINT} misprint: {value.misprint}{against}.")
+    printed = [None if f is None else show(f.xe) for f in values]
+    marks = [MISPRINT if f is not None and f.misprint else "" for f in values]
     differences = [
-        None if f is None or mine is None else mine - show(f.meant)
-        for f, mine in zip(figures, ours)
+        None if f is None or mine is None else mine - show(f.meant) for f, mine in zip(values, ours)
     ]
     return [
         TableLine("paper", printed, min(digits, 3), marks=marks),
@@ -48,13 +49,13 @@ def published_lines(
 
 
 def size_note(source: TableInput, number: int, table: PaperTable) -> None:
-    """Says where the paper's figures for this data are of a model of another size."""
+    """Adds a note if the published values for this data set are for models of another size."""
     sizes = published.parameters(number, source.data)
     mine = source.parameters
     if not sizes or mine is None or any(published.same_size(mine, size) for size in sizes):
         return
     theirs = " and ".join(f"{size / 1e6:g}M" for size in sizes)
     table.note(
-        f"{source.name} has {mine / 1e6:.1f}M weights, the paper's {theirs}: "
-        "differences to its figures say nothing about the method, their signs within a row do."
+        f"{source.name} has {mine / 1e6:.1f}M weights and the paper's model {theirs}: differences "
+        "to its values reflect the size of the model; compare the signs within a row instead."
     )

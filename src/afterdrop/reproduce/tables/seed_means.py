@@ -1,4 +1,4 @@
-"""Runs that differ in their seed only, and the mean over them."""
+"""Groups of runs that differ only in their seed, and means over such groups."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from afterdrop.reproduce.tables.table_input import TableInput
 def by_seed(
     sources: Sequence[TableInput], *, without: tuple[str, ...] = ()
 ) -> list[list[TableInput]]:
-    """Groups of runs that differ in their seed, and in the settings `without`, only."""
+    """Groups runs that differ only in their seed and in the settings `without`."""
     groups: dict[str, list[TableInput]] = {}
     for source in sources:
         groups.setdefault(source.but("seed", *without), []).append(source)
@@ -19,7 +19,7 @@ def by_seed(
 
 
 def mean_over(values: Sequence[float | None]) -> float | None:
-    """The mean; None if one is missing.
+    """The mean; None if any value is missing.
 
     Example:
         >>> mean_over([1.0, 2.0]), mean_over([1.0, None])
@@ -30,7 +30,7 @@ def mean_over(values: Sequence[float | None]) -> float | None:
 
 
 def error_over(values: Sequence[float | None]) -> float | None:
-    """Standard error of that mean from the spread between seeds; None below two.
+    """Standard error of the mean over seeds; None for fewer than two values or a missing one.
 
     Example:
         >>> error_over([1.0, 3.0])

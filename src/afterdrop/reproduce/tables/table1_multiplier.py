@@ -19,16 +19,16 @@ from afterdrop.reproduce.tables.paper_table import (
 from afterdrop.reproduce.tables.published_lines import published_lines, size_note
 from afterdrop.reproduce.tables.table_input import TableInput
 
-CLEAR = 2.0  # standard errors from which a difference counts
+CLEAR = 2.0  # standard errors above which a difference counts as clear
 
 
 def multiplier_table(sources: Sequence[TableInput]) -> PaperTable:
-    """Training XE of every alpha over the multipliers that were evaluated."""
+    """Training XE of every alpha at each multiplier that was evaluated."""
     usable = [s for s in sources if "train" in s.scores]
     multipliers = sorted({m for s in usable for m in s.scores["train"].protocol.grid.multipliers})
     table = PaperTable(
         1,
-        "Training XE (nats) over multipliers of the dropout rates, T = 1",
+        "Training XE (nats) by multiplier of the dropout rates, T = 1",
         [f"×{m:g}" for m in multipliers],
     )
     for source in sources:
@@ -40,7 +40,7 @@ def multiplier_table(sources: Sequence[TableInput]) -> PaperTable:
         table.note(source.protocol_note("train"))
         size_note(source, 1, table)
     if any(s.scores["train"].request.limit is not None for s in usable):
-        table.note("Where targets are the first so many, the training set was cut there.")
+        table.note('"First N targets" means that only the beginning of the training data was used.')
     return table
 
 
@@ -51,19 +51,19 @@ def _row(source: TableInput, alpha: float, multipliers: list[float], table: Pape
     for (below, one), (above, two) in itertools.pairwise(zip(members, found)):
         known = one is not None and two is not None
         rises.append(source.scores["train"].difference(above, below) if known else None)
-    figures = [published.value(1, source.data, "train", m) if alpha == 0 else None for m in members]
+    printed = [published.value(1, source.data, "train", m) if alpha == 0 else None for m in members]
     lines = [
         TableLine("ours", values_of(found), best=True),
         TableLine("±", errors_of(found)),
-        TableLine("− one to left", values_of(rises), 5, signed=True),
+        TableLine("− left column", values_of(rises), 5, signed=True),
         TableLine("± (paired)", errors_of(rises), 5),
-        *published_lines(figures, values_of(found), table),
+        *published_lines(printed, values_of(found), table),
     ]
     return TableRow(f"{source.label('train')}; alpha = {alpha:g}", lines)
 
 
 def _verdict(source: TableInput) -> str:
-    """How many steps up the multiplier make the fit worse: what the paper claims for all."""
+    """How many increases of the multiplier worsen the fit; the paper claims that all do."""
     scores = source.scores["train"]
     steps = clear = falls = 0
     for alpha in scores.protocol.grid.alphas:
@@ -72,7 +72,7 @@ def _verdict(source: TableInput) -> str:
             clear += value > CLEAR * error
             falls += value < -CLEAR * error
     return (
-        f"{source.name}: of {steps} steps to the next higher multiplier {clear} clearly raise the "
+        f"{source.name}: of {steps} steps to the next higher multiplier, {clear} clearly raise the "
         f"training XE and {falls} clearly lower it (by more than {CLEAR:g} standard errors)."
     )
 

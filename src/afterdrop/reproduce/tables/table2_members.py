@@ -24,7 +24,7 @@ SPLIT = "valid"
 
 
 def members_table(sources: Sequence[TableInput]) -> PaperTable:
-    """Validation XE of the paper's nine settings and DET, and of the best of the whole grid."""
+    """Validation XE of DET, the nine members in the paper, and the best of the whole grid."""
     columns = published.members("nine")
     table = PaperTable(
         2,
@@ -42,12 +42,12 @@ def members_table(sources: Sequence[TableInput]) -> PaperTable:
         if len(usable) > 1 and len(limits) == 1:
             table.rows.append(_mean_row(usable, columns, table))
     if any(source.data == "ptb-char" for source in sources):
-        table.note("The paper's characters are enwik8's; it has no figures for PTB characters.")
+        table.note("The paper has character-level results for enwik8 but not for PTB.")
     return table
 
 
 def best_of_grid(scores: Scores) -> Member:
-    """The member of the lowest XE at T = 1 among all that were evaluated."""
+    """The member with the lowest XE at T = 1 among all that were evaluated."""
     values = {member: scores.xe(member).value for member in scores.members}
     finite = {member: value for member, value in values.items() if math.isfinite(value)}
     return min(finite, key=finite.__getitem__, default=DET)
@@ -66,11 +66,11 @@ def _row(source: TableInput, columns: tuple[Member, ...], table: PaperTable) -> 
         TableLine("ours − DET", values_of(paired), signed=True),
         TableLine("± (paired)", errors_of(paired)),
     ]
-    figures = [published.value(2, source.data, SPLIT, member) for member in columns]
-    printed = published_lines([*figures, None], lines[0].values, table)
-    det = figures[0]
+    values = [published.value(2, source.data, SPLIT, member) for member in columns]
+    printed = published_lines([*values, None], lines[0].values, table)
+    det = values[0]
     if printed and det is not None:
-        gaps = [None if f is None else f.meant - det.meant for f in (*figures, None)]
+        gaps = [None if f is None else f.meant - det.meant for f in (*values, None)]
         printed.insert(1, TableLine("paper − DET", gaps, 3, signed=True))
     return TableRow(source.label(SPLIT), [*lines, *printed])
 
@@ -106,6 +106,6 @@ def _best_note(source: TableInput) -> str:
     gap = scores.difference(best, DET)
     return (
         f"{source.name}: the best of all {len(scores.members)} members of the grid is "
-        f"{name_member(best)}, {gap.value:+.4f} ± {gap.error:.4f} nats to DET (it was chosen on "
-        "these data, which flatters it)."
+        f"{name_member(best)}, {gap.value:+.4f} ± {gap.error:.4f} nats relative to DET "
+        "(optimistic, because it was selected on these data)."
     )

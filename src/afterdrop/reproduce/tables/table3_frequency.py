@@ -1,4 +1,4 @@
-"""Table 3: cross entropy by how often the target's class occurs in training."""
+"""Table 3: cross entropy by the training frequency of the target's class."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ def frequency_table(
 
     Args:
         sources: The runs.
-        bands: Those to show; by default what suits each data set.
-        data: The folder of the named sets, if not the one of training.
+        bands: The bands to show; by default bands that suit each data set.
+        data: The folder of the named data sets, if it differs from that of training.
     """
     heads = ("DET", "×0.8", "AMC", "×0.8 − DET", "AMC − DET")
     table = PaperTable(
@@ -50,7 +50,9 @@ def frequency_table(
         try:
             counts = source.counts(data)
         except AfterdropError as error:
-            table.miss(f"{source.name}: {error}; --data DIR says where the training data are")
+            table.miss(
+                f"{source.name}: {error}; pass the folder of the training data with --data DIR"
+            )
             continue
         chosen = bands or suitable_bands(source.data, counts, classes=source.unit == "image")
         table.rows += [_row(source, band, counts, table) for band in chosen]
@@ -78,29 +80,30 @@ def _row(source: TableInput, band: FrequencyBand, counts: Tensor, table: PaperTa
     if any(value is not None for value in paper):
         lines.append(TableLine("paper", paper, 2))
     printed = published.targets(source.data, "valid", band.name)
-    said = f" (the paper: {printed:,} valid)" if printed else ""
-    return TableRow(f"{source.name}: {band.name}, {' and '.join(sizes)} targets{said}", lines)
+    paper_size = f" (paper: {printed:,} valid)" if printed else ""
+    return TableRow(f"{source.name}: {band.name}, {' and '.join(sizes)} targets{paper_size}", lines)
 
 
 def _in_band(
     source: TableInput, split: str, band: FrequencyBand, counts: Tensor, table: PaperTable
 ) -> tuple[list[Estimate | None], int]:
-    """The members' XE and their paired differences to DET on the targets of a band."""
+    """XE of the members and paired differences to DET, on the targets of a band."""
     nothing: list[Estimate | None] = [None] * 5
     if split not in source.scores:
         return nothing, 0
     scores = source.scores[split]
     if len(counts) != scores.protocol.num_classes:
         table.miss(
-            f"{source.name}: {len(counts)} classes in the data, {scores.protocol.num_classes} in "
-            f"the Scores; make them again with: {source.command(split, more=' --overwrite')}"
+            f"{source.name}: the data have {len(counts)} classes and the Scores "
+            f"{scores.protocol.num_classes}; make the Scores again with: "
+            f"{source.command(split, more=' --overwrite')}"
         )
         return nothing, 0
     at = counts[scores.targets]
     chosen = (at > band.low) & (at <= band.high)
     size = int(chosen.sum())
     if size == 0:
-        table.miss(f"{source.name}: no {split} target lies in the band {band.name}")
+        table.miss(f"{source.name}: no {split} target is in the band {band.name}")
         return nothing, 0
     clusters = scores.clusters[chosen].unique(return_inverse=True)[1]
 
@@ -118,7 +121,7 @@ def _in_band(
 
 
 def _verdict(source: TableInput, split: str, bands: Sequence[FrequencyBand], counts: Tensor) -> str:
-    """Which part of the difference to DET comes from rare targets: what the paper claims."""
+    """How much of the difference to DET comes from rare targets, where the paper locates it."""
     scores = source.scores[split]
     rare = max((b for b in bands if b.low < 0), key=lambda b: b.high, default=None)
     if rare is None or len(counts) != scores.protocol.num_classes:
@@ -126,7 +129,7 @@ def _verdict(source: TableInput, split: str, bands: Sequence[FrequencyBand], cou
     inside = counts[scores.targets] <= rare.high
     if not bool(inside.any()) or bool(inside.all()):
         return ""
-    told = []
+    sentences = []
     for member in _sampled(scores):
         gap = scores.values(member).minus(scores.values(DET))
         parts = []
@@ -137,26 +140,26 @@ def _verdict(source: TableInput, split: str, bands: Sequence[FrequencyBand], cou
         whole = scores.difference(member, DET)
         if math.isfinite(whole.value):
             one, two = (f"{p.value:+.4f} ± {p.error:.4f}" for p in parts)
-            told.append(
+            sentences.append(
                 f"{name_member(member)} − DET is {whole.value:+.4f} ± {whole.error:.4f}, the sum "
                 f"of {one} from these targets and {two} from the others"
             )
     share = f"{100 * inside.double().mean().item():.0f} % of the targets are {rare.name}"
-    return f"{source.name}, {split}: {share}; {'; '.join(told)}." if told else ""
+    return f"{source.name}, {split}: {share}; {'; '.join(sentences)}." if sentences else ""
 
 
 def _sampled(scores: Scores) -> list[Member]:
-    """The arithmetic members above multiplier 0 that were evaluated."""
+    """The members with alpha 1 and a multiplier above 0 that were evaluated."""
     grid = scores.protocol.grid
     wanted = published.members("arithmetic")[1:]
     return [m for m in wanted if m.alpha in grid.alphas and m.multiplier in grid.multipliers]
 
 
 def _printed(data: str, split: str, band: FrequencyBand) -> list[float | None]:
-    """What the paper prints for a band, and the differences to DET that follow."""
+    """The published values of a band, and the differences to DET derived from them."""
     members = published.members("arithmetic")
-    figures = [published.value(3, data, split, m, band=band.name) for m in members]
-    xe = [f.meant for f in figures if f is not None]
+    values = [published.value(3, data, split, m, band=band.name) for m in members]
+    xe = [f.meant for f in values if f is not None]
     if len(xe) < len(members):
         return [None] * 5
     return [*xe, xe[1] - xe[0], xe[2] - xe[0]]

@@ -1,6 +1,6 @@
-"""Table 4: at T = 1 and at the optimal T, validation and test.
+"""Table 4: validation and test results at T = 1 and at the optimal T.
 
-The temperature is fitted on validation data for each member by itself and applied to the test data.
+The temperature of each member is fitted on validation data and applied to the test data.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ SPLITS = ("valid", "test")
 
 
 def temperature_table(sources: Sequence[TableInput]) -> PaperTable:
-    """The paper's nine settings and DET, at T = 1 and at the temperature of validation data."""
+    """DET and the nine members in the paper, at T = 1 and at the optimal validation temperature."""
     columns = published.members("nine")
     table = PaperTable(
         4,
-        "Validation and test data at T = 1 and at the optimal T (perplexity of words, bits of "
-        "characters, XE in nats otherwise)",
+        "Validation and test results at T = 1 and at the optimal T (perplexity for words, bits for "
+        "characters, otherwise XE in nats)",
         [name_member(member) for member in columns],
     )
     for source in sources:
@@ -48,13 +48,13 @@ def temperature_table(sources: Sequence[TableInput]) -> PaperTable:
 
 
 def _tempers(source: TableInput, table: PaperTable) -> list[Temper]:
-    """Where temperatures can act with these Scores."""
+    """Where temperature can act with these Scores: on the mean, or also on each sample."""
     if source.scores["valid"].has("tempered"):
         return ["mean", "sample"]
     if source.scores["valid"].protocol.grid.stochastic:
         table.miss(
-            f"{source.name}: temperatures on each sample; make them with: "
-            f"{source.command('valid', more=' --temper sample --overwrite')}, and so for test"
+            f"{source.name}: temperatures that act on each sample; make them with: "
+            f"{source.command('valid', more=' --temper sample --overwrite')}, and likewise for test"
         )
     return ["mean"]
 
@@ -62,7 +62,7 @@ def _tempers(source: TableInput, table: PaperTable) -> list[Temper]:
 def _fits(
     source: TableInput, columns: Sequence[Member], temper: Temper, table: PaperTable
 ) -> list[Member | None]:
-    """Each member at its temperature on validation data."""
+    """Each member at its optimal temperature on validation data."""
     scores, fits = source.scores["valid"], list[Member | None]()
     evaluated = _plain(scores.members)
     for member in columns:
@@ -73,8 +73,8 @@ def _fits(
         fits.append(fit.member)
         if fit.at_edge:
             table.note(
-                f"{source.name}: T = {fit.member.temperature:.3f} of {name_member(member)} lies at "
-                "the edge of its bracket; the optimum is beyond."
+                f"{source.name}: T = {fit.member.temperature:.3f} of {name_member(member)} is at "
+                "the end of its range; the optimum lies outside."
             )
     return fits
 
@@ -106,14 +106,14 @@ def _row(
     if temper is not None:
         lines.append(TableLine("T", [None if m is None else m.temperature for m in members], 3))
     tuned = temper is not None
-    figures = [published.value(4, source.data, split, m, tuned=tuned) for m in columns]
-    lines += published_lines(figures, values, table, show=unit.show, digits=unit.digits)
+    printed = [published.value(4, source.data, split, m, tuned=tuned) for m in columns]
+    lines += published_lines(printed, values, table, show=unit.show, digits=unit.digits)
     at = "T = 1" if temper is None else f"optimal T on the {temper}"
     return TableRow(f"{source.label(split)}; {unit.name}, {at}", lines)
 
 
 def _share_note(source: TableInput, columns: Sequence[Member]) -> str:
-    """How much of the best gain at T = 1 the deterministic model gets from temperature alone."""
+    """How much of the best gain at T = 1 DET gets from temperature alone."""
     scores = source.scores["valid"]
     known = [m for m in columns[1:] if m in _plain(scores.members)]
     gains = {m: scores.difference(DET, m) for m in known}
@@ -124,12 +124,12 @@ def _share_note(source: TableInput, columns: Sequence[Member]) -> str:
     fitted = scores.fit(DET).member
     alone = scores.difference(DET, fitted)
     text = (
-        f"{source.name}, valid: T = {fitted.temperature:.3f} alone gains DET {alone.value:.4f} ± "
-        f"{alone.error:.4f} nats; the best of the nine at T = 1, {name_member(best)}, gains "
-        f"{gains[best].value:.4f} ± {gains[best].error:.4f}"
+        f"{source.name}, valid: T = {fitted.temperature:.3f} alone improves DET by "
+        f"{alone.value:.4f} ± {alone.error:.4f} nats; the best of the nine at T = 1, "
+        f"{name_member(best)}, improves it by {gains[best].value:.4f} ± {gains[best].error:.4f}"
     )
     if gains[best].value > 2 * gains[best].error:
-        text += f": temperature gives {100 * alone.value / gains[best].value:.0f} % of that"
+        text += f": temperature alone gives {100 * alone.value / gains[best].value:.0f} % of this"
     return text + "."
 
 

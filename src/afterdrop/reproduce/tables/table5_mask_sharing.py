@@ -1,6 +1,7 @@
 """Table 5: masks shared over time or drawn at each step, and dropout of whole embeddings.
 
-DET at the temperature that is optimal on validation data, for runs that differ in nothing else.
+All values are for DET at its optimal validation temperature. Only runs that differ in nothing else
+are compared.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ VARIED = (
     "model.embedding_rows",
 )
 SHARED, STEP, ALL = "shared", "step", "all"
-WORDS = {
+LABELS = {
     SHARED: "state masks shared (S)",
     STEP: "no mask shared (NS)",
     ALL: "all masks shared",
@@ -42,11 +43,10 @@ WORDS = {
 
 
 def mask_sharing_table(sources: Sequence[TableInput]) -> PaperTable:
-    """Kinds of masks beside the shared state masks of the published recipes."""
+    """Kinds of masks, compared with the shared state masks of the published recipes."""
     table = PaperTable(
         5,
-        "Shared against non-shared masks and embedding dropout, DET at the optimal T of validation "
-        "data",
+        "Shared and non-shared masks and embedding dropout, DET at the optimal validation T",
         ["valid XE", "test XE", "valid (unit)", "test (unit)"],
     )
     texts = [s for s in sources if s.config and s.config.model.kind == "language_model"]
@@ -58,12 +58,12 @@ def mask_sharing_table(sources: Sequence[TableInput]) -> PaperTable:
         comparable = published.parameters(5, group[0].data)
         if len(kinds) > 1 or comparable:
             base = {s.but(*VARIED): s for s in kinds.get(SHARED, [])}
-            order = sorted(kinds, key=[*WORDS, *kinds].index)  # the paper's kinds first
+            order = sorted(kinds, key=[*LABELS, *kinds].index)  # the paper's kinds first
             table.rows += [_row(kind, kinds[kind], base, table) for kind in order]
     if not table.rows:
         table.miss(
-            "no two runs differ in their masks only; train one more, as in: afterdrop train RECIPE "
-            "--out RUN --set model.state_sharing=step"
+            "no two runs differ only in their masks; train another one, as in: afterdrop train "
+            "RECIPE --out RUN --set model.state_sharing=step"
         )
     elif any(source.data == "ptb" for source in texts):
         table.note(published.note(5))
@@ -71,7 +71,7 @@ def mask_sharing_table(sources: Sequence[TableInput]) -> PaperTable:
 
 
 def kind_of(source: TableInput) -> str:
-    """Which masks live for a window: those of the state, none, all, or named sites."""
+    """Which masks are shared over a window: those of the state, none, all, or of some sites."""
     config = LanguageModelConfig(**source.facts["model"]).resolved()
     sites = [s for s in SITES if (getattr(config, f"{s}_dropout") or 0) > 0]
     shared = [s for s in sites if getattr(config, f"{s}_sharing") == "sequence"]
@@ -91,7 +91,7 @@ def kind_of(source: TableInput) -> str:
 def _row(
     kind: str, runs: list[TableInput], base: Mapping[str, TableInput], table: PaperTable
 ) -> TableRow:
-    """The runs of one kind, their mean over seeds, and paired differences to shared state masks."""
+    """The mean over seeds of one kind, and paired differences to shared state masks."""
     unit = presentation(runs[0].unit)
     found = {split: [_tuned(run, split, table) for run in runs] for split in SPLITS}
     xe = {split: values_of(found[split]) for split in SPLITS}
@@ -116,22 +116,22 @@ def _row(
             TableLine("± (seeds)", [*(error_over(values[s]) for s in SPLITS), None, None]),
         ]
     size = runs[0].parameters or 0
-    figures = [
+    printed = [
         published.value(5, runs[0].data, s, DET, tuned=True, masks=kind, parameters=size)
         for s in SPLITS
     ]
-    lines += published_lines([*figures, None, None], [*means, None, None], table)
+    lines += published_lines([*printed, None, None], [*means, None, None], table)
     names = ", ".join(run.name for run in runs)
     masks, plus, more = kind.partition(" + ")
-    words = WORDS.get(masks, masks) + plus + more
+    label = LABELS.get(masks, masks) + plus + more
     lines = [line for line in lines if any(value is not None for value in line.values)]
     return TableRow(
-        f"{words}: {runs[0].data}, {size / 1e6:.1f}M weights ({names}); {unit.name}", lines
+        f"{label}: {runs[0].data}, {size / 1e6:.1f}M weights ({names}); {unit.name}", lines
     )
 
 
 def _tuned(run: TableInput, split: str, table: PaperTable) -> Estimate | None:
-    """DET at its temperature on validation data."""
+    """XE of DET at its optimal validation temperature."""
     if not run.has(split, table):
         return None
     plain = run.xe(split, DET, table)
@@ -139,13 +139,13 @@ def _tuned(run: TableInput, split: str, table: PaperTable) -> Estimate | None:
 
 
 def _fitted(run: TableInput) -> Member | None:
-    """DET at its temperature on validation data; None where its cross entropy is not finite."""
+    """DET at its optimal validation temperature; None if its cross entropy is not finite."""
     scores = run.scores["valid"]
     return scores.fit(DET).member if math.isfinite(scores.xe(DET).value) else None
 
 
 def _gap(run: TableInput, other: TableInput, split: str) -> Estimate | None:
-    """Paired difference of two runs on the same targets, each at its own temperature."""
+    """Paired difference of two runs on the same targets, each at its optimal temperature."""
     if split not in run.scores or split not in other.scores:
         return None
     mine, theirs = run.scores[split], other.scores[split]

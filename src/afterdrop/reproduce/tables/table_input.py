@@ -1,4 +1,4 @@
-"""A run as tables read it: its configuration, its Scores, and words for what is missing."""
+"""A run as input of the tables: its configuration, its Scores, and messages for what is missing."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ SPLITS = ("train", "valid", "test")
 
 @dataclass
 class TableInput:
-    """What a run folder holds.
+    """The contents of a run folder that the tables use.
 
     Attributes:
         path: The folder.
-        config: How it was trained; None where someone's own model was evaluated.
-        facts: What its `config.json` says besides.
-        scores: Those that can be used, by split.
-        faults: Why those of a split cannot be used, with the remedy.
+        config: The training configuration; None for Scores of a user's own model.
+        facts: The other facts in its `config.json`.
+        scores: The usable Scores by split.
+        faults: Why the Scores of a split cannot be used, with the remedy.
     """
 
     path: Path
@@ -43,12 +43,12 @@ class TableInput:
 
     @property
     def name(self) -> str:
-        """The folder's name."""
+        """The name of the folder."""
         return self.path.name or str(self.path)
 
     @property
     def data(self) -> str:
-        """Name of the data set."""
+        """The name of the data set."""
         return self.config.data.name if self.config else "own data"
 
     @property
@@ -58,11 +58,11 @@ class TableInput:
 
     @property
     def parameters(self) -> int | None:
-        """Number of weights."""
+        """The number of weights, if known."""
         return self.facts.get("parameters")
 
     def but(self, *names: str) -> str:
-        """The configuration without some settings: equal for runs that differ in those only."""
+        """The configuration without some settings; equal for runs that differ only in those."""
         content = {} if self.config is None else self.config.to_dict()
         for name in names:
             section, _, setting = name.rpartition(".")
@@ -70,7 +70,7 @@ class TableInput:
         return json.dumps(content or {"path": str(self.path)}, sort_keys=True)
 
     def label(self, split: str) -> str:
-        """The run and the data that its numbers are of, in words."""
+        """A label that names the run, its data and the split."""
         scores = self.scores[split]
         size = "" if self.parameters is None else f", {self.parameters / 1e6:.1f}M weights"
         some = "first " if scores.request.limit is not None else ""
@@ -79,7 +79,7 @@ class TableInput:
         return f"{self.name}: {self.data}{size}; {what}"
 
     def protocol_note(self, split: str) -> str:
-        """How a text was read; empty for other data."""
+        """How a text was split into windows; empty for other data."""
         stream = self.scores[split].request.stream
         if stream is None:
             return ""
@@ -90,26 +90,25 @@ class TableInput:
         )
 
     def command(self, split: str, *, more: str = "") -> str:
-        """What makes the Scores of a split."""
+        """The command that makes the Scores of a split."""
         what = f"{self.path}" if self.config else f"MODEL DATA --out {self.path}"
         short = " --limit 10000" if split == "train" and self.config else ""
         return f"afterdrop evaluate {what} --split {split}{short}{more}"
 
     def has(self, split: str, table: PaperTable) -> bool:
-        """Whether there are Scores of a split; if not, the table says how to make them."""
+        """Whether there are Scores of a split; if not, the table records how to make them."""
         if split in self.scores:
             return True
         table.miss(
             self.faults.get(split)
-            or f"{self.name} has no Scores of the split {split!r}; make them with: "
-            f"{self.command(split)}"
+            or f"{self.name} has no {split} Scores; make them with: {self.command(split)}"
         )
         return False
 
     def xe(self, split: str, member: Member, table: PaperTable) -> Estimate | None:
-        """A member's cross entropy; None where it was not evaluated, which the table then says.
+        """The cross entropy of a member; None if it was not evaluated, which the table records.
 
-        One that is not finite is returned, and the table says so.
+        A value that is not finite is returned and also recorded.
         """
         scores = self.scores[split]
         try:
@@ -121,28 +120,28 @@ class TableInput:
                 table.miss(f"{self.name}, {split}: {error}: {again} --temperatures LOW HIGH")
             else:
                 table.miss(
-                    f"{self.name} has {split} Scores of alphas {_listed(grid.alphas)} and "
-                    f"multipliers {_listed(grid.multipliers)} only; for the rest: {again}"
+                    f"{self.name} has {split} Scores for alphas {_listed(grid.alphas)} and "
+                    f"multipliers {_listed(grid.multipliers)} only; make the others with: {again}"
                 )
             return None
         if not math.isfinite(found.value):
             table.miss(
                 f"{self.name}: cross entropies on {split} are not finite for some members (a "
-                "diverged model, or classes of probability 0); those cells are as they are. "
-                f"Train again, then: {self.command(split, more=' --overwrite')}"
+                "diverged model, or targets of probability 0). Train again, then: "
+                f"{self.command(split, more=' --overwrite')}"
             )
         return found
 
     def counts(self, folder: Path | None) -> Tensor:
-        """[V] how often each class occurs in training.
+        """[V] training counts of the classes.
 
         Raises:
-            AfterdropError: If the data cannot be had.
+            AfterdropError: If the data cannot be loaded.
         """
         if self.config is None:
             raise ScoresError(
-                f"{self.name} was not trained here, so nobody knows the frequencies of its "
-                "classes; use Scores.by_frequency with your counts"
+                f"{self.name} contains no training run, so the training counts of its classes are "
+                "unknown; use Scores.by_frequency with your own counts"
             )
         loaded = Run(self.path).data(folder)
         if isinstance(loaded, TextSet):
@@ -154,7 +153,7 @@ def read_table_input(path: str | Path) -> TableInput:
     """Reads a run folder: its configuration, and all Scores that belong to its weights.
 
     Raises:
-        FileError: If there is no such folder, or it holds nothing of a run.
+        FileError: If there is no such folder, or it contains no files of a run.
 
     Example:
         >>> read_table_input("nowhere")
@@ -172,20 +171,20 @@ afterdrop evaluate wrote
         if split in contents.faults:
             again = found.command(split, more=" --overwrite")
             found.faults[split] = f"{contents.faults[split]}; make them again with: {again}"
-    _drop_strangers(found, contents.fingerprints)
+    _drop_other_models(found, contents.fingerprints)
     return found
 
 
-def _drop_strangers(found: TableInput, known: set[str]) -> None:
-    """Removes Scores of other weights than the run's, or than those of its validation scores."""
-    if not known and found.scores:  # scores may be kept without their weights
+def _drop_other_models(found: TableInput, known: set[str]) -> None:
+    """Removes Scores of weights other than those of the run, or of its validation Scores."""
+    if not known and found.scores:  # Scores may be kept without the weights
         first = found.scores.get("valid") or next(iter(found.scores.values()))
         known = {first.protocol.fingerprint}
     for split, scores in list(found.scores.items()):
         if scores.protocol.fingerprint not in known:
             del found.scores[split]
             found.faults[split] = (
-                f"{found.name} has {split} Scores of another model (its weights differ); make "
+                f"{found.name} has {split} Scores of another model (with other weights); make "
                 f"them again with: {found.command(split, more=' --overwrite')}"
             )
 

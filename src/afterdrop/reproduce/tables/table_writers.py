@@ -12,7 +12,7 @@ from afterdrop.reproduce.tables.paper_table import PaperTable, TableLine
 
 
 def to_text(table: PaperTable) -> str:
-    """A table for the terminal; `*` sets off the lowest number of a line.
+    """A table for the terminal; `*` marks the lowest number of a line.
 
     Example:
         >>> from afterdrop.reproduce.tables.paper_table import TableRow
@@ -45,7 +45,7 @@ def to_text(table: PaperTable) -> str:
 
 
 def to_markdown(table: PaperTable) -> str:
-    """A table for a document; bold sets off the lowest number of a line."""
+    """A Markdown table; the lowest number of a line is bold."""
     lines = [f"## {_title(table)}", ""]
     if table.rows:
         heads = ["", "", *table.columns]
@@ -61,7 +61,7 @@ def to_markdown(table: PaperTable) -> str:
 
 
 def to_latex(table: PaperTable) -> str:
-    r"""A `table` environment for booktabs; `\textbf` sets off the lowest number of a line."""
+    r"""A LaTeX `table` environment for booktabs; the lowest number of a line is bold."""
     columns = len(table.columns)
     lines = [r"\begin{table}", r"  \small\centering", rf"  \caption{{{_tex(table.title)}}}"]
     if table.rows:
@@ -82,7 +82,7 @@ def to_latex(table: PaperTable) -> str:
 
 
 def to_csv(tables: Iterable[PaperTable]) -> str:
-    """All numbers of tables, one a line, at full precision: no rounding, no layout."""
+    """All numbers of the tables at full precision, one per line."""
     file = io.StringIO()
     writer = csv.writer(file, lineterminator="\n")
     writer.writerow(["table", "row", "column", "quantity", "value", "mark"])
@@ -100,10 +100,10 @@ def write_tables(tables: Iterable[PaperTable], out: str | Path) -> list[Path]:
     """Writes each table as .txt, .md, .csv and .tex, and all of them as tables.md.
 
     Returns:
-        The files.
+        The paths of the files.
 
     Raises:
-        FileError: If one cannot be written.
+        FileError: If a file cannot be written.
     """
     tables, folder = list(tables), Path(out)
     forms: dict[str, Callable[[PaperTable], str]] = {

@@ -1,4 +1,4 @@
-"""Runs in memory, as tables read them."""
+"""Runs in memory, as input of the tables."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ SPLITS = ("train", "valid", "test")
 
 
 def evaluate(split, *, seed=0, grid=None, targets=48, weights=0):
-    """Scores of a small net with dropout on random data; `weights` tells models apart."""
+    """Scores of a small net with dropout on random data; `weights` is the seed of its weights."""
     torch.manual_seed(weights)
     net = nn.Sequential(nn.Linear(6, 24), nn.ReLU(), nn.Dropout(0.5), nn.Linear(24, CLASSES))
     with torch.no_grad():
