@@ -14,7 +14,9 @@ import pytest
 from package_source import ROOT
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<output>.*?)^```$)?", re.M | re.S)
+BLOCK = re.compile(
+    r"^```python\n(?P<code>.*?)^```\n(?:\n```text\n(?P<output>.*?)^```$)?", re.M | re.S
+)
 
 
 def blocks(page: Path) -> list[tuple[str, str | None]]:
@@ -25,11 +27,13 @@ def blocks(page: Path) -> list[tuple[str, str | None]]:
 
 def without_digits(text: str) -> list[str]:
     """The lines of an output, every number as 0 and every run of spaces as one."""
-    lines = [re.sub(r"\s+", " ", re.sub(r"\d+", "0", line)).strip() for line in text.splitlines()]
+    lines = [re.sub(r"\s+", " ", re.sub(r"-?\d+", "0", line)).strip() for line in text.splitlines()]
     return [line for line in lines if line]
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page)], ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if blocks(page)], ids=lambda page: page.stem
+)
 def test_code_of_the_pages_runs_and_prints_what_they_show(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {}
