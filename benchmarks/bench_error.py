@@ -1,9 +1,9 @@
-"""Error at equal K: Latin hypercube halves with correction against independent masks, on digits.
+"""Error of XE at equal K: corrected Latin hypercubes compared with independent masks, on digits.
 
-A dropout MLP is trained on the built-in digits; the truth is an evaluation with many samples. For
-each scheme and K the mean square error of XE over seeds is measured against it, raw (the value at
-K, against the K = infinity model) and corrected; the ratio to independent masks without correction
-is what a user gains at equal cost.
+An MLP with dropout is trained on the built-in digits. The reference is an evaluation with many
+samples. For each scheme and K, the script measures the mean squared error of XE over seeds, raw
+(the value at K as an estimate of the limit) and corrected. Its ratio to that of independent masks
+without correction is the gain at equal cost.
 
     python benchmarks/bench_error.py [--seeds 20]
 """

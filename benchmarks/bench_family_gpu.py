@@ -3,16 +3,16 @@
     python benchmarks/bench_family_gpu.py [text] [image] [words] [batch]
         [--recipe ptb-24m-retuned] [--tokens 73760] [--run RUN [--data DIR]] [--batches 3]
 
-`text` evaluates a recipe's model with fresh weights on random tokens, or with --run a trained one
+`text` evaluates a recipe's model with new weights on random tokens, or (with --run) a trained model
 on its validation data: 5 alphas x 11 multipliers x all temperatures, deterministic carry, one
-stripe. It is compared with the eager loop that runs the model once for each alpha, multiplier and
-sample over 64 stripes, timed on one pass over a slice and multiplied. `image` is a ViT-B/16 on 64
-images, `words` a GPT-2-sized model on 4 x 256 tokens, with fresh weights, 3 alphas at K = 50,
-against the plain loop that keeps the mean of probabilities and against torch-uncertainty (one mean)
-where it is installed. `batch` is the PTB-sized batch of `bench_language_batch` in the same way, all
-samples of torch-uncertainty at once. An evaluation has fixed costs (dry runs, fingerprint), so each
-of them is timed on one batch and on several: "a batch" is what each further one takes, "fixed" the
-rest of the first. Ratios above 1 say how many times as long as afterdrop something takes.
+stripe. It is compared with an eager loop that runs the model once per alpha, multiplier and sample
+over 64 stripes; the loop is timed for one pass over a slice and extrapolated. `image` is a ViT-B/16
+on 64 images and `words` a GPT-2-sized model on 4 x 256 tokens, both with new weights, 3 alphas and
+K = 50. They are compared with a plain loop that keeps the mean of probabilities, and with
+torch-uncertainty (one mean) if it is installed. `batch` does the same with the PTB-sized batch of
+`bench_language_batch`, where torch-uncertainty runs all samples at once. An evaluation has fixed
+costs (dry runs, fingerprint), so each is timed on one batch and on several: "per batch" is the time
+of each further batch, "fixed" the rest of the first. Ratios are times relative to afterdrop's.
 """
 
 import argparse
@@ -40,14 +40,14 @@ KINDS = ("text", "image", "words", "batch")
 
 
 def timed(run: Callable[[], object]) -> tuple[float, float]:
-    """Seconds, and GiB of the device at the peak."""
+    """Seconds, and peak device memory in GiB."""
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     start = time.perf_counter()
     found = run()
     torch.cuda.synchronize()
     seconds = time.perf_counter() - start
-    del found  # giving a gigabyte of scores back is no part of making them
+    del found  # freeing a gigabyte of scores is not part of the evaluation
     return seconds, torch.cuda.max_memory_allocated() / 2**30
 
 
@@ -75,7 +75,7 @@ def text(options: argparse.Namespace) -> None:
         return lambda: evaluate_text(model, tokens[:count], 0, settings, stream, lines=False)
 
     cold, _ = timed(evaluate(20 * window, options.num_samples))
-    # Two batches, of full and of other size: what is timed compiles nothing.
+    # Two batches, of full and of another size, so that nothing is compiled while timing.
     evaluate(min(len(tokens), 140 * window), options.num_samples)()
     took, peak = timed(evaluate(len(tokens), options.num_samples))
     _, fewer = timed(evaluate(len(tokens) // 10, options.num_samples // 5))
@@ -157,7 +157,7 @@ def others(
     options: argparse.Namespace,
     at_once: bool = False,
 ) -> None:
-    """A model of any kind: three alphas against one mean; the peer loops unless `at_once`."""
+    """Any model: three alphas compared with one mean; the peer loops unless `at_once`."""
     model = model.to(DEVICE).eval()
     grid = ad.Grid((0.0, 0.5, 1.0), (0.0, 1.0))
 
@@ -202,7 +202,7 @@ def compare(
     batch: tuple[Tensor, Tensor],
     options: argparse.Namespace,
 ) -> None:
-    """Seconds of one batch and of several, and what each further batch takes."""
+    """Prints seconds for one batch, for several, and for each further batch."""
     many = options.batches
     print(
         f"{'':<30}{'1 batch':>10}{f'{many} batches':>12}{'a batch':>10}{'fixed':>9}{'peak':>11}"
@@ -230,11 +230,18 @@ def main() -> None:
     parser.add_argument("--recipe", default="ptb-24m-retuned")
     parser.add_argument("--tokens", type=int, default=73_760)
     parser.add_argument("--types", type=int, default=10_000)
-    parser.add_argument("--run", type=Path, help="a run folder, in the place of the three above")
-    parser.add_argument("--data", type=Path, help="the folder of its text")
+    parser.add_argument("--run", type=Path, help="a run folder, instead of --recipe and --tokens")
+    parser.add_argument("--data", type=Path, help="folder of its data set")
     parser.add_argument("--num-samples", type=int, default=100)
-    parser.add_argument("--batches", type=int, default=3, help="of image, words and batch")
-    parser.add_argument("--repeats", type=int, default=3, help="the best counts, but of text")
+    parser.add_argument(
+        "--batches", type=int, default=3, help="number of batches of image, words and batch"
+    )
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=3,
+        help="repetitions, of which the fastest counts (not for text)",
+    )
     options = parser.parse_args()
     if options.batches < 2:
         parser.error(f"--batches is {options.batches}; give 2 or more, to tell fixed costs apart")

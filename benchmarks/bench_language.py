@@ -1,15 +1,15 @@
-"""Language models on a CPU: the stack against nn.LSTM, and the family against the eager loop.
+"""Language models on a CPU: the LSTM stack compared with nn.LSTM, the family with an eager loop.
 
-1. Tokens per second of two LSTM layers, ours (capped gate, masks on input, layers and state, sum of
-   layers) against nn.LSTM in eager mode (none of these; on a CPU a fused oneDNN primitive, with
-   gradients and without). Asked for: at least 1.0 in forward, at least 0.7 in training. Forward is
-   shown as in deterministic evaluation, with masks without gradients, and with masks for training.
-   `products` is the time of our matrix products alone: what forward takes with all else free.
-   Repeats of ours and nn.LSTM alternate, and the fastest of each counts. With --threads 1 these are
-   seconds of the processor, which other work on the machine does not touch.
-2. Family evaluation of a slice of text, 3 alphas x 5 multipliers x 13 temperatures, against the
-   loop that runs K passes for every grid point. The loop is timed for one grid point and multiplied
-   by their number. Asked for: at least 10 times faster.
+1. Tokens per second of two LSTM layers: ours (capped gate, masks on input, layers and state, sum of
+   layers) and nn.LSTM in eager mode (without these; on a CPU a fused oneDNN primitive, with and
+   without gradients). Required ratios: at least 1.0 forward and 0.7 in training. Forward is timed
+   for deterministic evaluation, with masks without gradients, and with masks for training.
+   `products` is the time of our matrix products alone, a lower bound for forward. Repetitions of
+   both alternate, and the fastest of each counts. With --threads 1, times are CPU seconds, which do
+   not depend on other work on the machine.
+2. Family evaluation of a slice of text, 3 alphas x 5 multipliers x 13 temperatures, compared with a
+   loop that runs K passes per grid point. The loop is timed for one grid point and multiplied by
+   their number. Required: at least 10 times faster.
 
     python benchmarks/bench_language.py [--threads 2] [--hidden 200] [--seconds 5] [--stacks-only]
 """
@@ -43,7 +43,7 @@ def seconds(run: Callable[[], object], repeats: int = 5) -> float:
 
 
 def alternate(runs: dict[str, Callable[[], object]], budget: float) -> dict[str, float]:
-    """The fastest of each, run in turns for this many seconds: other work hits all alike."""
+    """The fastest time of each; they alternate, so that other work on the machine affects all."""
     clock = time.process_time if torch.get_num_threads() == 1 else time.perf_counter
     best = dict.fromkeys(runs, float("inf"))
     end = time.perf_counter() + budget
@@ -146,8 +146,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--hidden", type=int, nargs="+", default=(200, 650))
-    parser.add_argument("--seconds", type=float, default=5, help="for each line about the stack")
-    parser.add_argument("--stacks-only", action="store_true", help="leave out the family")
+    parser.add_argument("--seconds", type=float, default=5, help="seconds per line about the stack")
+    parser.add_argument("--stacks-only", action="store_true", help="skip the family evaluation")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     print(f"torch {torch.__version__}, {options.threads} threads, B={BATCH}, T={TIME}")

@@ -1,15 +1,15 @@
-"""One PTB-sized batch: three alphas at once against torch-uncertainty's one mean.
+"""One PTB-sized batch: three alphas at once, compared with one mean by torch-uncertainty.
 
 20 x 35 tokens, V = 10,000, an untrained LSTM of 2 x 200 with dropout between and after its layers,
-K = 50. Each contender runs in a process of its own, which prints its time and the growth of its
-peak resident memory during the run. torch-uncertainty misses the dropout inside nn.LSTM and so
-draws fewer masks; it is timed as it is. The third row is what neither can go below: the K forward
-passes in train mode, a sample at a time, with the logits thrown away. With --threads 1 times are
-seconds of the processor, which other work on the machine touches less.
+K = 50. Each contender runs in its own process, which prints its time and the growth of its peak
+resident memory. torch-uncertainty does not control the dropout inside nn.LSTM and so draws fewer
+masks. The third row is a lower bound for both: K forward passes in train mode, one sample at a
+time, with the logits discarded. With --threads 1, times are CPU seconds, which depend less on other
+work on the machine.
 
     python benchmarks/bench_language_batch.py --peer-python PEERS/bin/python
 
-The peer is installed for the benchmark only, in an environment of its own:
+Install the peer in a separate environment:
     python -m venv PEERS && PEERS/bin/pip install -c constraints.txt torch==2.13.0 \
         "torch-uncertainty[cpu,distribution]" safetensors tqdm
 """
@@ -87,7 +87,7 @@ def contender(name: str, threads: int) -> None:
     tokens = torch.randint(TYPES, (BATCH, TIME))
     targets = torch.randint(TYPES, (BATCH, TIME))
     clock = time.process_time if threads == 1 else time.perf_counter
-    if name == "afterdrop":  # imports and tables belong to neither side
+    if name == "afterdrop":  # imports and tables are not measured
         import afterdrop as ad
 
         warm = nn.Sequential(nn.Linear(2, 4), nn.Dropout(0.5), nn.Linear(4, 2))
@@ -126,7 +126,7 @@ def main() -> None:
         names["torch-uncertainty"] = options.peer_python
     print(f"torch {torch.__version__}, {options.threads} threads; best of {options.repeats}")
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    for _ in range(options.repeats):  # in turns: other work on the machine hits all alike
+    for _ in range(options.repeats):  # alternating, so that other work on the machine affects all
         for name, python in names.items():
             runs[name].append(measure(python, name, options.threads))
     best = {n: {key: min(run[key] for run in runs[n]) for key in ("seconds", "mib")} for n in names}

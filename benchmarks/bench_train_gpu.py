@@ -1,10 +1,10 @@
-"""A training step of the paper's language models on a GPU: kernels against what torch offers.
+"""A training step of the paper's language models on a GPU: kernels compared with PyTorch.
 
     python benchmarks/bench_train_gpu.py [--recipes ptb-24m-retuned ptb-24m-2layer] [--compile]
                                          [--profile] [--only kernels graph ...]
 
-Everything that a step does is in it: masks, forward, backward, L2, clip, Adam. Contenders, on
-random tokens of as many types as the data has:
+A step includes masks, forward, backward, L2 penalty, clipping and Adam. Contenders, on random
+tokens with the vocabulary size of the data:
 
     kernels             what `afterdrop train` runs
     eager               the plain PyTorch form, float32 with TF32 products
@@ -13,9 +13,9 @@ random tokens of as many types as the data has:
     cuDNN H             nn.LSTM in float16 as one CUDA graph, with a tied softmax and torch's fused
                         Adam: no state masks, no cap, no sum of layers, so a simpler model
 
-Times are medians of CUDA events over --repeats steps; `sustained` is the wall time of 2,000 steps
-of the kernels in a row, divided by 2,000, windows from the CPU and all. --profile prints where the
-kernels' step spends its time.
+Times are medians of CUDA events over --repeats steps. `sustained` is the wall time per step of
+2,000 consecutive steps of the kernels, with windows from the CPU. --profile prints the time of each
+kernel in a step.
 """
 
 import argparse
@@ -40,7 +40,7 @@ Step = Callable[[], None]
 
 
 class RandomText:
-    """As much of a text task as the kernels need: windows of random tokens."""
+    """The part of a text task that the kernels need, with windows of random tokens."""
 
     def __init__(self, config: TrainConfig) -> None:
         self.config, self.device, self.state = config, DEVICE, None
@@ -163,7 +163,7 @@ def milliseconds(step: Step, repeats: int) -> float:
 
 
 def sustained(step: Step, steps: int = 2000) -> float:
-    """Milliseconds a step of many in a row."""
+    """Milliseconds per step of many consecutive steps."""
     torch.cuda.synchronize()
     start = time.perf_counter()
     for _ in range(steps):
@@ -213,7 +213,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--recipes", nargs="*", default=["ptb-24m-retuned", "ptb-24m-2layer"])
     parser.add_argument("--compile", action="store_true")
-    parser.add_argument("--only", nargs="*", help="names of contenders; all if none is given")
+    parser.add_argument("--only", nargs="*", help="names of contenders; by default all")
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--repeats", type=int, default=30)
     options = parser.parse_args()

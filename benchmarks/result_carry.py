@@ -3,10 +3,10 @@
     afterdrop train pydoc-small --out RUN
     python benchmarks/result_carry.py RUN [--split valid] [--num-samples 64]
 
-For multipliers 1 and 1/2: D = mean over samples of log p(y), the geometric (GMC) and arithmetic
-(AMC) members above it, each under carry="deterministic" and carry="sampled", as means of the
-log-probability of a token (one stripe, the window of training, T = 1). Then the paired difference
-of D per token, sampled minus deterministic, with its standard error over windows.
+For multipliers 1 and 1/2, prints D (the mean over samples of log p(y)) and the geometric (GMC) and
+arithmetic (AMC) members, under carry="deterministic" and carry="sampled", as mean log-probabilities
+per token (one stripe, the window of training, T = 1). Then prints the paired difference of D per
+token, sampled minus deterministic, with its standard error over windows.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def table(found: dict[Carry, ad.Scores]) -> None:
             print(f"{multiplier:<12g}{carry:<16}{numbers}")
     for multiplier in MULTIPLIERS:
         row = scores.protocol.grid.stochastic.index(multiplier)
-        # By position in the text: the two carries hand windows over in the same order.
+        # By position in the text: both carries evaluate windows in the same order.
         both = [found[carry].field("sampled", "bound")[row].double() for carry in CARRIES]
         values = Values(both[1] - both[0], None, 0)
         print(

@@ -1,4 +1,4 @@
-"""The paper's claims, one by one, from digests: Markdown to read, and to write results from.
+"""The evidence for each of the paper's claims, as Markdown, from the digests of evaluated runs.
 
     python benchmarks/result_digest.py RUN [RUN ...] --out FILE.json
     python benchmarks/result_claims.py FILE.json [FILE.json ...]
@@ -33,7 +33,7 @@ def name(row: Row) -> str:
 
 
 def shown(run: Row, xe: float) -> str:
-    """A cross entropy in nats, and as perplexity of words or bits of characters."""
+    """A cross entropy in nats, and as perplexity of words or bits per character."""
     if run["unit"] == "word":
         return f"{xe:.4f} ({math.exp(xe):.2f})"
     return f"{xe:.4f} ({xe / math.log(2):.4f} bits)" if run["unit"] == "char" else f"{xe:.4f}"
@@ -45,7 +45,7 @@ def find(rows: list[Row], alpha: float, multiplier: float) -> Row | None:
 
 
 def members_table(run: Row) -> list[str]:
-    """The nine settings and the choice at T = 1 and at their T, each beside DET at T = 1."""
+    """The nine settings and the choice, at T = 1 and at their T, compared with DET at T = 1."""
     splits = {s: run["splits"][s]["members"] for s in ("valid", "test") if s in run["splits"]}
     chosen = run["selection"]["chosen"]
     wanted = [(0.0, 0.0), *itertools.product((0.0, 0.5, 1.0), NINE)]
@@ -91,7 +91,7 @@ def fit_to_training(run: Row) -> str:
 
 
 def winners(run: Row) -> list[str]:
-    """The best at T = 1 of the paper's settings and of the grid, and what T is worth."""
+    """The best member at T = 1 of the paper's settings and of the grid, and the gain from T."""
     rows = run["splits"]["valid"]["members"]
     nine = [r for r in rows if r["multiplier"] in (0, *NINE) and r["alpha"] in (0, 0.5, 1)]
     lines = []
@@ -115,7 +115,7 @@ def winners(run: Row) -> list[str]:
 
 
 def choice(run: Row) -> list[str]:
-    """What choosing from the family gains, on validation and on test data."""
+    """The gain of choosing from the family, on validation and on test data."""
     found, chosen = run["selection"], run["selection"]["chosen"]
     often = ", ".join(f"{name(row)} {100 * row['share']:.0f} %" for row in found["recurrence"][:4])
     lines = [
@@ -139,7 +139,7 @@ def choice(run: Row) -> list[str]:
 
 
 def frequency_table(run: Row) -> list[str]:
-    """Differences to DET by training frequency, at T = 1 and beyond what T gives."""
+    """Differences from DET by training frequency, at T = 1 and with DET at its T."""
     lines = []
     columns = ("AMC x0.8 minus DET", "AMC x1 minus DET", "DET at T* minus DET")
     columns += ("chosen minus DET", "chosen minus DET at T*")
@@ -160,7 +160,7 @@ def frequency_table(run: Row) -> list[str]:
 
 
 def subset_table(run: Row) -> list[str]:
-    """T from so many targets: its spread over draws, and what is lost on all of them."""
+    """T fitted on subsets: its spread over draws, and the loss on all targets."""
     lines = [
         "| member | targets | T | ± draws | lost (mean) | lost (9 of 10 draws) |",
         "|---" * 6 + "|",
@@ -179,7 +179,7 @@ def subset_table(run: Row) -> list[str]:
 
 
 def claims(run: Row) -> str:
-    """All of it for one run."""
+    """All sections for one run."""
     best = run["training"].get("best", {})
     size = f"{run['parameters'] / 1e6:.1f}M weights" if run["parameters"] else "own model"
     lines = [f"## {run['run']}: {run['data']}, {size}", ""]

@@ -1,10 +1,11 @@
-"""All numbers of evaluated runs in one small file, from which tables and figures can be made again.
+"""Collects the numbers of evaluated runs in one small file, for tables and figures.
 
     python benchmarks/result_digest.py RUN [RUN ...] --out FILE.json [--data DIR]
 
 For each run and split: every member's XE at T = 1 and at the T of validation data, its paired
-difference to DET, its bounds; the choice, with cross-fitted gain and bootstrap; XE over T; T from
-subsets; gains by training frequency; calibration. Scores take 15 kB a target, this takes none.
+difference from DET and its bounds; the choice, with cross-fitted gain and bootstrap; XE over T; T
+from subsets; gains by training frequency; calibration. Scores take 15 kB per target; the size of
+this file does not depend on the number of targets.
 """
 
 import argparse
@@ -27,7 +28,7 @@ INTERVALS_KEPT = 60
 
 
 def numbers(found: Estimate) -> dict[str, float]:
-    """An estimate: value, for infinitely many samples, and its errors."""
+    """An estimate: its value, its limit for infinitely many samples, and its errors."""
     return {
         "value": found.value,
         "corrected": found.corrected,
@@ -42,7 +43,7 @@ def named(member: ad.Member) -> dict[str, float]:
 
 
 def members_of(scores: ad.Scores, valid: ad.Scores) -> list[dict[str, Any]]:
-    """Every member of the grid, beside DET at T = 1."""
+    """Every member of the grid, compared with DET at T = 1."""
     tempered = valid.fit(ad.DET).member
     rows = []
     for member in scores.members:
@@ -162,7 +163,7 @@ def training_of(run: Path) -> dict[str, Any]:
 
 
 def digest(run: Path, data: Path | None) -> dict[str, Any]:
-    """Everything about one run; what cannot be had is said in `missing`."""
+    """All numbers of one run; what is not available is listed in `missing`."""
     source, missing = read_table_input(run), list[str]()
     missing += source.faults.values()
     out: dict[str, Any] = {

@@ -1,14 +1,14 @@
-"""A real result: train a recipe for some minutes on one GPU, then the paper's table from it.
+"""Trains a recipe for some minutes on one GPU, then prints the paper's tables from it.
 
     python benchmarks/result_language.py train --recipe ptb-24m-2layer --data DIR --out RUN
     python benchmarks/result_language.py table --data DIR --out RUN
 
     python benchmarks/result_language.py fit --data DIR --out RUN --limit 50000
 
-`train` takes the recipe with what --set changes, and --call-minutes; called again, it goes on.
+`train` applies --set to the recipe and stops after --call-minutes; the same command resumes.
 `table` evaluates validation and test data (deterministic carry, one stripe) and prints DET, GMC,
-alpha = 1/2 and AMC at multipliers .8, .9, 1, at T = 1 and at the T fitted on validation data,
-beside what the paper reports for its PTB model of 24M weights. `fit` is the paper's Table 1.
+alpha = 1/2 and AMC at multipliers 0.8, 0.9 and 1, at T = 1 and at the T fitted on validation data,
+next to the paper's figures for PTB with 24M weights. `fit` prints the paper's Table 1.
 """
 
 import argparse
@@ -117,10 +117,10 @@ def main() -> None:
     parser.add_argument(
         "--set", nargs="*", default=[], help="changes, as in schedule.intervals=200"
     )
-    parser.add_argument("--call-minutes", type=float, help="stop this call after so long")
+    parser.add_argument("--call-minutes", type=float, help="stop this call after this time")
     parser.add_argument("--num-samples", type=int, default=100)
-    parser.add_argument("--limit", type=int, help="evaluate so many tokens of each split")
-    parser.add_argument("--json", type=Path, help="where all numbers go")
+    parser.add_argument("--limit", type=int, help="tokens of each split to evaluate")
+    parser.add_argument("--json", type=Path, help="file for all numbers")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()

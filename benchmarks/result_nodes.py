@@ -1,10 +1,10 @@
-"""How exact temperatures after the fact are: nodes against exact partitions, and the GPU's ladder.
+"""Accuracy of temperatures from nodes: compared with exact partitions, on a CPU and as in kernels.
 
     python benchmarks/result_nodes.py --data DIR --out RUN [--targets 420]
 
-On the first validation tokens of a trained language model, without dropout, in float64: the error
-of G between the nodes (`family.temperature`), for one target and for the mean over targets, in
-bands of temperature; and that of the nodes' own values when they come from the rungs of a ladder
+On the first validation tokens of a trained language model, without dropout, in float64, prints the
+error of G between the nodes (`family.temperature`), for one target and for the mean over targets,
+in bands of temperature; and the error at the nodes if they come from powers by repeated squaring
 (`family.partition_ladder`), as in the kernels.
 """
 

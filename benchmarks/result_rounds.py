@@ -1,9 +1,9 @@
-"""Carried states in pieces side by side: the rounds that a model takes, and how right they are.
+"""Carried states from parallel pieces: the number of rounds that a model needs, and the error.
 
     python benchmarks/result_rounds.py RUN [--data DIR] [--tokens N]
 
-Runs `evaluation.carried_states` on validation data with the plain model on a CPU, float32, and
-compares the state before each window with that of the chain, one window after another.
+Runs `evaluation.carried_states` on validation data with the plain model on a CPU, in float32, and
+compares the state before each window with that of the sequential pass.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from afterdrop.train import load_model
 
 
 class PlainPass:
-    """What `carried_states` asks of a pass, by the model itself; counts its windows."""
+    """A pass as `carried_states` needs it, run by the model itself; counts its windows."""
 
     def __init__(self, model: LanguageModel, rows: int) -> None:
         self.model, self.rows, self.runs = model, rows, 0
@@ -62,9 +62,9 @@ def main() -> None:
         gaps.append(max(float((a - b).abs().max()) for a, b in pairs))
         chain.run(inputs)
     each = -(-len(stripes) // ROWS)
-    print(f"{len(tokens)} tokens in {len(stripes)} windows, {each} a piece")
+    print(f"{len(tokens)} tokens in {len(stripes)} windows, {each} per piece")
     print(f"in pieces: {pieces.runs / each:.0f} rounds, {took:.0f} s")
-    print(f"in a chain: {time.perf_counter() - start:.0f} s")
+    print(f"in sequence: {time.perf_counter() - start:.0f} s")
     print(
         f"largest difference of a state: {max(gaps):.1e}, of the median window "
         f"{sorted(gaps)[len(gaps) // 2]:.1e}"

@@ -1,9 +1,9 @@
-"""How many validation targets it takes to find a temperature.
+"""The number of validation targets that is needed to fit a temperature.
 
     python benchmarks/result_subset.py RUN [RUN ...] [--targets 250 1000 5000]
 
-Fits T of DET and of AMC on random subsets of the examples (windows of a text, images) and prints
-its spread, and what is lost on all of them against the T that is fitted on all (nats).
+Fits T of DET and of AMC on random subsets of the examples (windows of a text, images), and prints
+the spread of T and the loss in nats on all examples, compared with the T fitted on all of them.
 """
 
 import argparse
@@ -22,7 +22,7 @@ SHARES = (1 / 32, 1 / 16, 1 / 8, 1 / 4, 1 / 2)
 def subset_rows(
     scores: ad.Scores, member: ad.Member, sizes: Sequence[int] = (), draws: int = 100
 ) -> list[dict[str, float]]:
-    """T on subsets of about so many targets, or of SHARES; sizes beyond half the data are left out.
+    """T on subsets of the given sizes, or of SHARES; sizes above half the data are skipped.
 
     The last row is the fit on all targets: `T`, and `gained` by it over T = 1.
     """
@@ -34,7 +34,7 @@ def subset_rows(
     rows = []
 
     @cache
-    def lost(thousandths: int) -> float:  # XE is flat at its least: a thousandth of T is nothing
+    def lost(thousandths: int) -> float:  # XE is flat at its minimum, so thousandths of T suffice
         at = member.at_temperature(thousandths / 1000)
         return scores.values(at).whole.mean().item() - least
 

@@ -1,13 +1,12 @@
 """Does the bandit beat random search, and does tuning at the optimal temperature rank better?
 
-    python benchmarks/result_tune.py --work FOLDER            # stopped, it goes on
+    python benchmarks/result_tune.py --work FOLDER            # the same command resumes
 
-Small models on builtin data. First, studies with the Gaussian-process bandit and with random
-search, equal trials, several seeds: the best value that each has found, and what its best
-configuration is worth under other seeds. Second, the configurations of the random studies as a
-pool: how DET at T = 1 and DET at its optimal T (both on validation data) rank them, against the
-XE of the member that `select` chooses for each, on the same data and on test data; and the test XE
-of what each would pick.
+Uses small models on built-in data. First, studies with the Gaussian-process bandit and with random
+search, with equal numbers of trials and several seeds: the best value found, and the XE of the best
+configuration with other seeds. Second, the configurations of the random studies as a pool: the rank
+correlation of DET at T = 1, and of DET at its optimal T (both on validation data), with the XE of
+the member that `select` chooses, on the same data and on test data; and the test XE of the picks.
 """
 
 import argparse
@@ -55,7 +54,7 @@ def study_settings(task: str, sampler: str, seed: int) -> TuneSettings:
         changes=setup["changes"],
         sampler=sampler,
         seed=seed,
-        own_first=False,  # no hint for either
+        own_first=False,  # no prior knowledge for either
         prune=False,  # equal trials
     )
 
@@ -100,7 +99,7 @@ def shown(values: list[float]) -> str:
 
 
 def pool_of(task: str, work: Path) -> list[dict[str, float]]:
-    """What each configuration of the random studies is worth; kept beside its run."""
+    """The results of each configuration of the random studies, stored next to its run."""
     pool = []
     for seed in range(TASKS[task]["seeds"]):
         result = run_study(task, "random", seed, work)
@@ -128,7 +127,7 @@ def main() -> None:
     compared = [task for task in options.tasks if TASKS[task]["seeds"] > 1]
     search = [line for task in compared for line in against_random(task, options.work)]
     ranks = [line for task in options.tasks for line in ranking(task, options.work)]
-    print("\n## Bandit against random search", *search, sep="\n")
+    print("\n## Bandit and random search", *search, sep="\n")
     print("\n## What to tune on", *ranks, sep="\n")
 
 

@@ -1,14 +1,14 @@
-"""A study whose trials are trained on a GPU machine that has no optuna, several sharing the card.
+"""A study whose trials are trained on a GPU machine without optuna, several sharing the card.
 
     python benchmarks/result_tune_gpu.py draw --study STUDY --batch BATCH --trials 24        # here
     python benchmarks/result_tune_gpu.py train --batch BATCH --out OUT --data DIR --mps --minutes 2
     python benchmarks/result_tune_gpu.py tell --study STUDY --results OUT/results.jsonl      # here
 
 The recipe is ptb-10m, shortened to --intervals of 300 steps. `draw` asks the study for a batch:
-Sobol points at first, points of the Gaussian process once there are results; points without a
-result come first. `train` needs torch alone; it writes a line for each trial as it ends, stops
-after --minutes, and goes on with what is missing. `tell` gives the values to the study, prints the
-ranking and what tuning at the optimal T is worth (`tuned_on`), and writes best.toml and study.html.
+first Sobol points, then points of the Gaussian process; points without a result come first. `train`
+needs only torch; it writes a line for each finished trial, stops after --minutes, and resumes with
+the missing trials. `tell` records the values in the study, prints the ranking and a comparison of
+tuning objectives (`tuned_on`), and writes best.toml and study.html.
 """
 
 import argparse
@@ -49,11 +49,11 @@ SCHEDULE = {
 GRID = ad.Grid((0.0, 0.5, 1.0), (0.0, 0.4, 0.6, 0.8, 1.0))
 SAMPLES = 20
 STRIPES = 4  # few, so that little of a short text is read from a zero state
-GRACE = 10.0  # seconds in which a worker that was told to stop may save
+GRACE = 10.0  # seconds that a worker has to save after a stop request
 
 
 def draw(options: argparse.Namespace) -> None:
-    """Asks for points without training them: each is pending for the next."""
+    """Draws points without training them; each counts as pending for the next."""
     from afterdrop.tune.optuna_backend import Backend
     from afterdrop.tune.study_runner import join_study
     from afterdrop.tune.trial_ledger import Ledger
@@ -64,7 +64,8 @@ def draw(options: argparse.Namespace) -> None:
     )
     backend = Backend(options.study, None, options.study.resolve().name)
     join_study(backend, settings)
-    ledger = Ledger(backend, settings, "elsewhere", lease=float("inf"))  # no heart beats there
+    # Trials elsewhere send no heartbeats.
+    ledger = Ledger(backend, settings, "elsewhere", lease=float("inf"))
     rows = backend.trials()
     number = 1 + max((row.notes.get("round", 0) for row in rows), default=0)
     taken = [row for row in rows if row.state == "running"]
@@ -80,7 +81,7 @@ def draw(options: argparse.Namespace) -> None:
 
 
 def train_batch(options: argparse.Namespace) -> None:
-    """Starts the workers, ends them when the time is up, and says how fast they were."""
+    """Starts the workers, ends them when the time is up, and prints their speed."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped"))  # the workers are ended then
     options.out.mkdir(parents=True, exist_ok=True)
     before, start = len(results(options.out)), time.time()
@@ -109,7 +110,7 @@ def train_batch(options: argparse.Namespace) -> None:
 
 @contextmanager
 def card_shared(mps: bool) -> Iterator[dict[str, str]]:
-    """The workers' environment, in which NVIDIA's MPS lets their kernels run side by side."""
+    """The workers' environment, in which NVIDIA MPS runs their kernels concurrently."""
     environment = dict(os.environ)
     if not mps:
         yield environment
@@ -147,7 +148,7 @@ def results(out: Path) -> list[dict]:
 
 
 def train_share(options: argparse.Namespace) -> None:
-    """A worker: trains what has no result and is nobody else's, until the time is up."""
+    """A worker: trains trials without a result that no other worker holds, until the time is up."""
     torch.set_float32_matmul_precision("high")  # TF32 on a GPU
     batch = json.loads(options.batch.read_text())
     settings = TuneSettings.from_dict(batch["settings"])
@@ -157,20 +158,20 @@ def train_share(options: argparse.Namespace) -> None:
             if not mine or trial["number"] in done or time.time() >= options.until:
                 continue
             row = try_out(options, settings, trial)
-            if row is None:  # cut short: it goes on from its checkpoint
+            if row is None:  # stopped early; resumes from its checkpoint
                 return
             with open(options.out / "results.jsonl", "a") as file:  # one write: lines do not mix
                 file.write(json.dumps({"number": trial["number"], **row}) + "\n")
             print(trial["number"], row, flush=True)
             last = run_folder(options, trial) / "checkpoint" / "last.safetensors"
-            last.unlink(missing_ok=True)  # most of the bytes, and needed no more
+            last.unlink(missing_ok=True)  # large, and no longer needed
             if "lost" in row:  # the GPU's state may be broken
                 sys.exit(1)
 
 
 @contextmanager
 def claimed(path: Path) -> Iterator[bool]:
-    """Whether a trial is this worker's, as long as it lives and holds it."""
+    """Claims a trial for as long as this process lives; yields whether it succeeded."""
     with open(path, "a") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -181,14 +182,14 @@ def claimed(path: Path) -> Iterator[bool]:
 
 
 def try_out(options: argparse.Namespace, settings: TuneSettings, trial: dict) -> dict | None:
-    """A trial's result, or why it has none; None if the time was up before its end."""
+    """A trial's result, or the reason of its failure; None if the time was up first."""
     try:
         return of_trial(options, settings, trial)
     except DivergedError as error:
         return {"reason": f"diverged: {error}"}
     except torch.OutOfMemoryError as error:
         return {"reason": f"out of memory: {str(error).splitlines()[0]}"}
-    except Exception as error:  # not the point's fault: it is given out again
+    except Exception as error:  # not caused by the point, which is tried again
         traceback.print_exc()
         return {"lost": f"{type(error).__name__}: {error}"}
 
@@ -218,7 +219,7 @@ def of_trial(options: argparse.Namespace, settings: TuneSettings, trial: dict) -
 
 
 def of_family(options: argparse.Namespace, folder: Path) -> dict[str, float | str]:
-    """What the selected member is worth; a failure costs this part alone."""
+    """Results of the selected member; a failure affects this part only."""
     family = Family(GRID, SAMPLES, options.targets, STRIPES)
     try:
         return worth(train.load_model(folder, device=options.device), family, options.data)
@@ -228,7 +229,7 @@ def of_family(options: argparse.Namespace, folder: Path) -> dict[str, float | st
 
 
 def tell(options: argparse.Namespace) -> None:
-    """Gives the results to the study; what is missing stays pending."""
+    """Records the results in the study; missing ones stay pending."""
     from afterdrop.report.study_page import write_study
     from afterdrop.tune.optuna_backend import Backend
     from afterdrop.tune.study_files import ranking_table, write_result
@@ -257,7 +258,7 @@ def tell(options: argparse.Namespace) -> None:
 
 
 def tuned_on(settings: TuneSettings, rows: list) -> list[str]:
-    """What to tune on, for each round and for all; the tuner saw all of the validation data."""
+    """Compares tuning objectives, per round and overall, on the validation data of the tuner."""
     pools: dict[str, list[dict]] = {}
     for row in rows:
         family = row.notes.get("family", {})
@@ -291,13 +292,18 @@ def main() -> None:
     parser.add_argument("--set", type=setting, nargs="*", default=[], help="NAME=JSON")
     parser.add_argument("--trials", type=int, default=24)
     parser.add_argument(
-        "--intervals", type=int, default=10, help=f"of {STEPS_PER_INTERVAL} steps each"
+        "--intervals",
+        type=int,
+        default=10,
+        help=f"validation intervals, of {STEPS_PER_INTERVAL} steps each",
     )
     parser.add_argument("--workers", type=int, default=8)
-    parser.add_argument("--mps", action="store_true", help="start NVIDIA's MPS for the workers")
-    parser.add_argument("--minutes", type=float, default=1e6, help="no trial goes on after them")
-    parser.add_argument("--targets", type=int, default=10_000, help="of each split, for selection")
-    parser.add_argument("--until", type=float, help=argparse.SUPPRESS)  # what a worker is told
+    parser.add_argument("--mps", action="store_true", help="start NVIDIA MPS for the workers")
+    parser.add_argument("--minutes", type=float, default=1e6, help="time limit for all trials")
+    parser.add_argument(
+        "--targets", type=int, default=10_000, help="targets of each split for selection"
+    )
+    parser.add_argument("--until", type=float, help=argparse.SUPPRESS)  # passed to workers
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()

