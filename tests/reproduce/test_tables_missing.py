@@ -9,6 +9,7 @@ import torch
 from afterdrop import Scores
 from afterdrop.cli import main
 from afterdrop.errors import FileError
+from afterdrop.evaluation.scores.schema import expected
 from afterdrop.reproduce.tables.build_tables import paper_tables
 from afterdrop.reproduce.tables.table_input import read_table_input
 from afterdrop.reproduce.tables.table_writers import to_text
@@ -52,7 +53,7 @@ def words(tables, number):
 
 def test_a_limit_is_kept_with_the_scores(runs):
     scores = Scores.load(runs / "one" / "scores" / "train.safetensors")
-    assert scores.num_targets == 40 and scores.protocol.limit == 40
+    assert scores.num_targets == 40 and scores.request.limit == 40
     assert "first 40 targets" in words(paper_tables([runs / "one"]), 1)
 
 
@@ -110,23 +111,25 @@ def test_a_temperature_beyond_those_of_the_test_scores_is_told(runs):
     assert "--split test --overwrite --temperatures LOW HIGH" in text
 
 
-def spoil(run, prefix):
+def spoil(run, *groups):
+    """Makes every number of some groups of the validation scores NaN."""
     path = run / "scores" / "valid.safetensors"
     scores = Scores.load(path)
-    for name, tensor in scores.tensors.items():
-        if name.startswith(prefix) and tensor.is_floating_point():
-            scores.tensors[name] = torch.full_like(tensor, torch.nan)
+    for spec in expected(scores.protocol):
+        if spec.group in groups and spec.dtype.is_floating_point:
+            tensor = scores.field(spec.group, spec.field)
+            scores.tensors[spec.name] = torch.full_like(tensor, torch.nan)
     scores.save(path)
 
 
 def test_a_model_that_is_nan_throughout_breaks_no_table(runs):
-    spoil(runs / "one", ("det_", "mc_"))
+    spoil(runs / "one", "deterministic", "sampled")
     for table in paper_tables([runs / "one"])[1:4]:
         assert "not finite" in to_text(table)
 
 
 def test_nan_is_shown_and_explained(runs):
-    spoil(runs / "one", "mc_")
+    spoil(runs / "one", "sampled")
     tables = paper_tables([runs / "one"])
     for number in (2, 3, 4):
         text = words(tables, number)
@@ -155,10 +158,10 @@ def test_lost_data_cost_table_3_only(runs, trained):
 
 def test_folders_that_are_no_runs(runs, tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FileError, match="holds neither a run nor Scores"):
+    with pytest.raises(FileError, match="holds neither a training run nor scores"):
         paper_tables([tmp_path / "empty"])
     tables = paper_tables([runs / "one", tmp_path / "nowhere"])
-    assert all("nowhere is no folder" in to_text(table) for table in tables)
+    assert all("nowhere is not a folder" in to_text(table) for table in tables)
 
 
 @pytest.mark.slow
@@ -179,7 +182,7 @@ def test_the_verb_writes_all_tables_and_names_bad_options(runs, capsys, tmp_path
     capsys.readouterr()
     for arguments, message in (
         (["reproduce"], "no run is given"),
-        (["reproduce", str(tmp_path / "no")], "is no folder"),
+        (["reproduce", str(tmp_path / "no")], "is not a folder"),
         (["reproduce", str(runs / "one"), "--bands", "x"], "the band 'x'"),
         (["reproduce", "--all"], "--out FOLDER"),
         (["reproduce", "--all", "--out", str(tmp_path / "c"), "--minutes", "0"], "minutes=0"),

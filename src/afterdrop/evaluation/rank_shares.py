@@ -62,6 +62,7 @@ def gather_results(results: Results, ranks: Ranks) -> Results:
     """The results of all ranks in the order of the examples, on every rank.
 
     Example:
+        >>> import torch
         >>> data = {"examples": torch.tensor([2, 2, 0, 1]), "targets": torch.tensor([5, 6, 7, 8])}
         >>> gather_results(schema.named("data", data), Ranks())["data.targets"]
         tensor([7, 8, 5, 6])
