@@ -3,8 +3,8 @@
     python benchmarks/result_error_clusters.py --data DIR --out RUN [--split valid]
 
 Evaluates a trained language model deterministically over 32 stripes. Prints errors of the mean XE
-at T = 1, and of the paired difference from a higher temperature, from the spread between blocks of a
-given number of tokens. If the error grows with the length, shorter blocks are not independent.
+at T = 1, and of the paired difference from a higher temperature, from the spread between blocks of
+a given number of tokens. If the error grows with the length, shorter blocks are not independent.
 """
 
 import argparse

@@ -1,16 +1,20 @@
+import dataclasses
 import json
 import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from pathlib import Path
 
 import pytest
+import torch
 
 import afterdrop as ad
 from afterdrop import recipes
 from afterdrop.cli import VERBS, main
+from afterdrop.cli.resolve import resolve_model
 from afterdrop.cli.train import parse_setting
 
 SOURCE = """
@@ -58,10 +62,11 @@ def test_evaluate_select_predict_from_the_command_line(folder, capsys):
     assert main(["select", "run"]) == 0
     out = capsys.readouterr().out
     assert "over deterministic evaluation" in out or "Nothing gained" in out
-    assert "afterdrop.Predictor(model, " in out and "StreamPredictor" not in out
-    member = ad.Member.load(folder / "run" / "member.json")
-    scores = ad.Scores.load(folder / "run" / "scores" / "valid.safetensors")
-    assert member == ad.select(scores).member
+    assert "afterdrop.Run.open('run').choice.predictor(model)" in out
+    run = ad.Run.open("run")
+    scores = run.scores("valid")
+    assert run.choice.member == ad.select(scores).member
+    assert run.choice.fingerprint == scores.protocol.fingerprint
     assert scores.protocol.grid.alphas == (0.0, 1.0)
 
 
@@ -72,9 +77,19 @@ def test_the_member_of_ones_own_model_opens_as_it_was_chosen(folder, capsys):
     protocol = ad.Scores.load(folder / "run/scores/valid.safetensors").protocol
     assert (protocol.low, protocol.high) == (0.5, 4.0)
     assert main(["select", "run", "--num-samples", "4"]) == 0
-    assert "'run/member.json'), 4, 5, masks='iid')" in capsys.readouterr().out
-    assert main(["test", "run"]) == 2
-    assert "afterdrop evaluate MODEL DATA --out run --split test" in capsys.readouterr().err
+    names = {"model": resolve_model("mine:load_model")}
+    exec(textwrap.dedent(capsys.readouterr().out.partition("in Python:\n")[2]), names)
+    predict, choice = names["predict"], ad.Run.open("run").choice
+    plan = predict.request.plan
+    assert (plan.num_samples, plan.seed, plan.scheme) == (4, 5, "iid")
+    x = torch.randn(3, 6)
+    expected = ad.Predictor(names["model"], choice.member, 4, 5, masks="iid")
+    assert torch.equal(predict(x), expected(x))
+    for verb in (["test"], ["score", "mine.py"], ["sample"]):
+        assert main([verb[0], "run", *verb[1:]]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith("afterdrop: run holds scores of your own model")
+        assert "afterdrop evaluate MODEL DATA --out run --split" in said and said.count("\n") == 1
 
 
 def test_only_the_weights_that_a_member_was_chosen_for_are_tested(folder, capsys):
@@ -92,10 +107,10 @@ def test_only_the_weights_that_a_member_was_chosen_for_are_tested(folder, capsys
     assert main(["test", "run", "--split", "valid", "--overwrite"]) == 2
     assert "split='valid'" in capsys.readouterr().err
     assert len(ad.Scores.load(folder / "run/scores/valid.safetensors").members) == 2
-    member, notes = (f(folder / "run/member.json") for f in (ad.Member.load, ad.Member.load_notes))
-    member.save(folder / "run/member.json", {**notes, "fingerprint": "of others"})
+    run = ad.Run.open("run")
+    run.save_choice(dataclasses.replace(run.choice, fingerprint="of others"))
     assert main(["test", "run", "--overwrite"]) == 2
-    assert "chosen for other weights" in capsys.readouterr().err
+    assert "made for other weights" in capsys.readouterr().err
 
 
 @pytest.mark.subprocess
@@ -131,9 +146,9 @@ def test_existing_scores_are_not_replaced_unless_asked(folder, capsys):
         (["sites", "mine:not_a_model", "mine:valid_batches"], "not a torch.nn.Module"),
         (["sites", "mine:no_dropout", "mine:valid_batches"], "no dropout"),
         (["select", "."], "afterdrop evaluate"),
-        (["select", "empty"], "empty is no folder"),
-        (["test", "empty"], "empty is no folder"),
-        (["sample", "."], "afterdrop select ."),
+        (["select", "empty"], "empty is not a folder"),
+        (["test", "empty"], "empty is not a folder"),
+        (["sample", "."], "holds neither a training run nor scores"),
         (["sample", ".", "--length", "0"], "length=0"),
         (["train", "digits-mlp", "--out", "r", "--device", "gpu"], "device='gpu'"),
         (["train", "digits-mlp", "--out", "r", "--device", "cuda:99"], "device='cuda:99'"),
@@ -155,7 +170,7 @@ def test_existing_scores_are_not_replaced_unless_asked(folder, capsys):
             (["evaluate", "mine:load_model", "mine:valid_batches", "--out=r", *more], more[0])
             for more in (["--limit", "3"], ["--window", "5"], ["--stripes", "2"], ["--lamb"])
         ),
-        (["evaluate", "mine:load_model"], "no folder of afterdrop train"),
+        (["evaluate", "mine:load_model"], "not a folder of afterdrop train"),
         (
             ["evaluate", "mine:load_model", "mine:valid_batches", "--out=r", "--split=../x"],
             "split='../x'",
@@ -208,7 +223,10 @@ def test_selecting_on_test_scores_is_refused(folder, capsys):
     assert main([*arguments, "--num-samples", "4", "--split", "test", "--quiet"]) == 0
     assert main(["select", "run", "--split", "test"]) == 2
     assert "test split" in capsys.readouterr().err
-    assert not (folder / "run" / "member.json").exists()
+    assert not ad.Run.open("run").has_choice
+    for verb in ("test", "sample"):
+        assert main([verb, "run"]) == 2
+        assert "afterdrop select run" in capsys.readouterr().err
 
 
 @pytest.mark.subprocess
@@ -222,13 +240,13 @@ def test_a_reader_that_goes_away_costs_nothing(folder):
     done = subprocess.run(command, cwd=folder, stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
     assert (done.returncode, done.stderr) == (141, "")
-    assert (folder / "run" / "member.json").exists()
+    assert ad.Run.open("run").choice.num_samples == 4
 
 
-def test_a_foreign_member_file_is_refused(folder):
-    (folder / "member.json").write_text(json.dumps({"kind": "something"}))
-    with pytest.raises(ad.AfterdropError, match="not an afterdrop-member"):
-        ad.Member.load(folder / "member.json")
+def test_a_foreign_choice_file_is_refused(folder, capsys):
+    (folder / "choice.json").write_text(json.dumps({"kind": "something"}))
+    assert main(["test", "."]) == 2
+    assert "not an afterdrop-choice file" in capsys.readouterr().err
 
 
 @pytest.mark.subprocess

@@ -54,6 +54,12 @@ def own_scores(split="valid", seed=0, classes=5, grid=None, blocks=2):
     )
 
 
+def save_choice(run, scores, member, **changes):
+    """Writes a choice of any member of a run, as if it had been chosen on these scores."""
+    choice = ad.select(scores, folds=0, resamples=0)
+    ad.Run(run).save_choice(dataclasses.replace(choice, member=member, **changes))
+
+
 def evil_study(trials=24):
     """A study that was never run: a valley along the learning rate, some stopped, some failed."""
     settings = dataclasses.replace(plan_study("digits-mlp"), recipe=EVIL[0])

@@ -9,11 +9,12 @@ from html.parser import HTMLParser
 
 import pytest
 import torch
-from cases import EVIL, SMALL, evil_study, own_scores
+from cases import EVIL, SMALL, evil_study, own_scores, save_choice
 
 import afterdrop as ad
 from afterdrop import recipes
 from afterdrop.cli import main
+from afterdrop.evaluation.scores.schema import name_of
 from afterdrop.report.report_input import read_input
 from afterdrop.report.run_page import write_report
 from afterdrop.report.shell_commands import repeat_commands
@@ -86,7 +87,7 @@ def test_the_report_of_a_trained_run_has_every_section(trained_copy, capsys):
     assert f"{scores.xe(ad.DET).value:.4f}" in page.words
     assert "Missing from this report" not in page.words
     test = ad.Scores.load(trained_copy / "scores" / "test.safetensors")
-    member = ad.Member.load(trained_copy / "member.json")
+    member = ad.Run.open(trained_copy).choice.member
     gain = test.difference(ad.DET, member).value
     shown = [f"{test.xe(m).value:.4f}" for m in (ad.DET, member)]  # the cards: what the gain is of
     assert re.findall(r"([\d.]+) nats per word, test", page.words) == shown
@@ -96,7 +97,7 @@ def test_the_report_of_a_trained_run_has_every_section(trained_copy, capsys):
 @pytest.mark.parametrize("alpha, multiplier", [(0, 0), (0.5, 0.6), (1, 1)])
 def test_the_chosen_member_is_the_one_that_is_marked(own_run, scores, alpha, multiplier):
     member = scores.fit(ad.Member(alpha, multiplier)).member
-    member.save(own_run / "member.json")
+    save_choice(own_run, scores, member)
     assert main(["report", str(own_run)]) == 0
     content = (own_run / "report.html").read_text()
     marked = re.findall(r'<tr class="marked"><th[^>]*>([^<]*)</th><td[^>]*>([^<]*)</td>', content)
@@ -144,7 +145,7 @@ def test_training_without_scores_still_gives_its_curves(trained_copy, capsys):
 
 def test_missing_test_scores_and_a_missing_choice_are_named(trained_copy):
     (trained_copy / "scores" / "test.safetensors").unlink()
-    (trained_copy / "member.json").unlink()
+    (trained_copy / "choice.json").unlink()
     page = report(trained_copy)
     assert f"afterdrop test {trained_copy}" in page.words
     assert f"afterdrop select {trained_copy}" in page.words
@@ -153,10 +154,10 @@ def test_missing_test_scores_and_a_missing_choice_are_named(trained_copy):
 
 def test_scores_of_another_model_are_left_out(own_run, scores):
     own_scores("test", classes=6).save(own_run / "scores" / "test.safetensors")
-    scores.fit(ad.AMC).member.save(own_run / "member.json", {"fingerprint": "other"})
+    save_choice(own_run, scores, scores.fit(ad.AMC).member, fingerprint="other")
     page = report(own_run)
     assert "test scores are of another model" in page.words
-    assert "member.json was chosen for another model" in page.words
+    assert "choice.json was made for another model" in page.words
     assert "on test data" not in page.words
 
 
@@ -174,20 +175,20 @@ def test_scores_of_older_weights_are_named(trained_copy, scores, tmp_path):
     assert "other weights" not in report(other).words
 
 
-def test_a_member_that_was_not_scored_is_named(own_run):
-    ad.Member(0.25, 0.9).save(own_run / "member.json")
+def test_a_member_that_was_not_scored_is_named(own_run, scores):
+    save_choice(own_run, scores, ad.Member(0.25, 0.9))
     assert "is not among those of these scores" in report(own_run).words
 
 
-def test_a_choice_for_far_fewer_samples_than_there_are_now_is_shown_unranked(own_run):
-    ad.AMC.save(own_run / "member.json", {"num_samples": 1})
+def test_a_choice_for_far_fewer_samples_than_there_are_now_is_shown_unranked(own_run, scores):
+    save_choice(own_run, scores, ad.AMC, num_samples=1)
     page = report(own_run)
     assert "the ranking of members: num_samples=1" in page.words
     assert "arithmetic mean of 1 dropout sample at" in page.words
 
 
 def test_test_scores_without_the_chosen_member_are_named(own_run, scores):
-    ad.Member(0.5, 0.6).save(own_run / "member.json")
+    save_choice(own_run, scores, ad.Member(0.5, 0.6))
     grid = ad.Grid((1,), (0, 1))
     own_scores("test", seed=5, grid=grid).save(own_run / "scores" / "test.safetensors")
     assert "do not contain the chosen member" in report(own_run).words
@@ -222,14 +223,15 @@ def test_without_the_data_only_the_frequencies_are_missing(trained_copy):
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 def test_values_that_are_not_finite_are_reported_and_the_rest_is_shown(own_run, scores, value):
     tensors = {name: tensor.clone() for name, tensor in scores.tensors.items()}
-    tensors["mc_target"][0, 1, 7] = value
+    sampled, plain = (name_of(group, "target") for group in ("sampled", "deterministic"))
+    tensors[sampled][0, 1, 7] = value
     ad.Scores(scores.protocol, tensors).save(own_run / "scores" / "valid.safetensors")
-    ad.AMC.save(own_run / "member.json")
+    save_choice(own_run, scores, ad.AMC)
     page = report(own_run)
     assert "1 of 10 members give some target" in page.words
     assert "n/a" in page.words and "The family of members" in page.words
-    tensors["det_target"][3] = value
-    tensors["mc_target"][:, :, 7] = value
+    tensors[plain][3] = value
+    tensors[sampled][:, :, 7] = value
     ad.Scores(scores.protocol, tensors).save(own_run / "scores" / "valid.safetensors")
     page = report(own_run)
     assert "10 of 10 members" in page.words and "cannot be ranked" in page.words
@@ -337,7 +339,7 @@ def test_a_trial_links_to_its_study_and_compare_refuses_a_study(trained, tmp_pat
 def test_a_damaged_or_unfinished_study_is_refused(tmp_path, capsys):
     (tmp_path / "journal.log").write_text("")
     assert main(["report", str(tmp_path)]) == 2
-    assert "not over" in capsys.readouterr().err
+    assert "has not finished" in capsys.readouterr().err
     (tmp_path / "study.json").write_text('{"kind": "afterdrop-study", "version": 2}')
     assert main(["report", str(tmp_path)]) == 2
     assert "damaged ('settings')" in capsys.readouterr().err
@@ -370,7 +372,7 @@ def test_runs_are_compared_on_one_page(trained, own_run, tmp_path, capsys):
 
 def test_runs_on_the_same_data_are_compared_target_by_target(own_run, scores, tmp_path, capsys):
     other = tmp_path / "deep" / "mine"  # the same folder name, so paths tell them apart
-    ad.AMC.save(other / "member.json")
+    save_choice(other, scores, ad.AMC)
     scores.save(other / "scores" / "valid.safetensors")
     out = tmp_path / "all.html"
     assert main(["compare", str(own_run), str(other), "--out", str(out)]) == 0

@@ -31,8 +31,8 @@ class RunContents:
         scores: Scores by split.
         choice: The choice; None if none was made.
         fingerprints: Of the weights that the folder holds.
-        faults: What could not be read: "training", "checkpoint", "choice" or the name of a split,
-            with the reason.
+        faults: What could not be read: "config", "metrics", "checkpoint", "choice" or the name of a
+            split, with the reason.
     """
 
     run: Run
@@ -57,9 +57,9 @@ def read_contents(run: Run) -> RunContents:
             return None
 
     if run.trained:
-        found.config = attempt("training", lambda: run.config)
+        found.config = attempt("config", lambda: run.config)
         found.facts = run.facts if found.config is not None else {}
-        found.metrics = attempt("training", lambda: run.metrics) or []
+        found.metrics = attempt("metrics", lambda: run.metrics) or []
         found.fingerprints = set((attempt("checkpoint", lambda: run.fingerprints) or {}).values())
     for split in run.splits:
         scores = attempt(split, lambda split=split: run.scores(split))  # type: ignore[misc]

@@ -63,7 +63,8 @@ class Run:
             )
         if not (run.trained or run.splits or run.has_choice):
             raise FileError(
-                f"{path} holds neither a training run nor scores; train or evaluate there first"
+                f"{path} holds neither a training run nor scores; give a folder that afterdrop "
+                "train or afterdrop evaluate wrote"
             )
         return run
 
@@ -142,7 +143,8 @@ class Run:
         if not self.trained:
             raise FileError(
                 f"{self.path} holds scores of your own model, which cannot be loaded from here; "
-                f"for other data: afterdrop evaluate MODEL DATA --out {self.path} --split NAME"
+                "to predict: Run.choice.predictor(model); for other data: afterdrop evaluate MODEL "
+                f"DATA --out {self.path} --split NAME"
             )
         return load_model(self.path, which or self.which(), device=device)
 
