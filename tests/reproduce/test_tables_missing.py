@@ -111,12 +111,8 @@ def test_a_temperature_outside_the_range_of_the_test_scores_is_reported(runs):
     assert "--split test --overwrite --temperatures LOW HIGH" in text
 
 
-<<<<<<< HEAD
-def set_to_nan(run, prefix):
-=======
-def spoil(run, *groups):
+def set_to_nan(run, *groups):
     """Makes every number of some groups of the validation scores NaN."""
->>>>>>> rtests
     path = run / "scores" / "valid.safetensors"
     scores = Scores.load(path)
     for spec in expected(scores.protocol):
@@ -126,23 +122,14 @@ def spoil(run, *groups):
     scores.save(path)
 
 
-<<<<<<< HEAD
 def test_tables_of_a_model_that_gives_only_nan(runs):
-    set_to_nan(runs / "one", ("deterministic.", "sampled."))
-=======
-def test_a_model_that_is_nan_throughout_breaks_no_table(runs):
-    spoil(runs / "one", "deterministic", "sampled")
->>>>>>> rtests
+    set_to_nan(runs / "one", "deterministic", "sampled")
     for table in paper_tables([runs / "one"])[1:4]:
         assert "not finite" in to_text(table)
 
 
 def test_nan_is_shown_and_explained(runs):
-<<<<<<< HEAD
-    set_to_nan(runs / "one", "sampled.")
-=======
-    spoil(runs / "one", "sampled")
->>>>>>> rtests
+    set_to_nan(runs / "one", "sampled")
     tables = paper_tables([runs / "one"])
     for number in (2, 3, 4):
         text = words(tables, number)
@@ -194,11 +181,7 @@ def test_the_command_writes_all_tables_and_rejects_bad_options(runs, capsys, tmp
     assert drawn == {path.name: path.read_bytes() for path in (out / "figures").iterdir()}
     capsys.readouterr()
     for arguments, message in (
-<<<<<<< HEAD
         (["reproduce"], "no run folder given"),
-=======
-        (["reproduce"], "no run is given"),
->>>>>>> rtests
         (["reproduce", str(tmp_path / "no")], "is not a folder"),
         (["reproduce", str(runs / "one"), "--bands", "x"], "the band 'x'"),
         (["reproduce", "--all"], "--out FOLDER"),
