@@ -9,6 +9,7 @@ import torch
 from afterdrop import Scores
 from afterdrop.cli import main
 from afterdrop.errors import FileError
+from afterdrop.evaluation.scores.schema import expected
 from afterdrop.reproduce.tables.build_tables import paper_tables
 from afterdrop.reproduce.tables.table_input import read_table_input
 from afterdrop.reproduce.tables.table_writers import to_text
@@ -110,23 +111,25 @@ def test_a_temperature_outside_the_range_of_the_test_scores_is_reported(runs):
     assert "--split test --overwrite --temperatures LOW HIGH" in text
 
 
-def set_to_nan(run, prefix):
+def spoil(run, *groups):
+    """Makes every number of some groups of the validation scores NaN."""
     path = run / "scores" / "valid.safetensors"
     scores = Scores.load(path)
-    for name, tensor in scores.tensors.items():
-        if name.startswith(prefix) and tensor.is_floating_point():
-            scores.tensors[name] = torch.full_like(tensor, torch.nan)
+    for spec in expected(scores.protocol):
+        if spec.group in groups and spec.dtype.is_floating_point:
+            tensor = scores.field(spec.group, spec.field)
+            scores.tensors[spec.name] = torch.full_like(tensor, torch.nan)
     scores.save(path)
 
 
-def test_tables_of_a_model_that_gives_only_nan(runs):
-    set_to_nan(runs / "one", ("deterministic.", "sampled."))
+def test_a_model_that_is_nan_throughout_breaks_no_table(runs):
+    spoil(runs / "one", "deterministic", "sampled")
     for table in paper_tables([runs / "one"])[1:4]:
         assert "not finite" in to_text(table)
 
 
 def test_nan_is_shown_and_explained(runs):
-    set_to_nan(runs / "one", "sampled.")
+    spoil(runs / "one", "sampled")
     tables = paper_tables([runs / "one"])
     for number in (2, 3, 4):
         text = words(tables, number)
@@ -153,7 +156,7 @@ def test_without_the_data_only_table_3_is_missing(runs, trained):
     assert tables[1].rows
 
 
-def test_folders_that_are_not_runs(runs, tmp_path):
+def test_folders_that_are_no_runs(runs, tmp_path):
     (tmp_path / "empty").mkdir()
     with pytest.raises(FileError, match="holds neither a training run nor scores"):
         paper_tables([tmp_path / "empty"])

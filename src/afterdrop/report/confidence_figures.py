@@ -60,7 +60,7 @@ def reliability_diagram(
         ]
         errors = [math.sqrt(right * (1 - right) / count) for _, right, count in points]
         lowest = min([lowest, *(min(x, y - error) for (x, y, _), error in zip(points, errors))])
-        name = f"{plain(line.label)}  (ECE {line.scores.ece(line.member):.3f})"
+        name = f"{plain(line.label)}  (ECE {line.scores.ece(line.member).value:.3f})"
         ax.errorbar(
             [x for x, _, _ in points],
             [y for _, y, _ in points],

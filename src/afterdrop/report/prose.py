@@ -89,7 +89,7 @@ def headline(outcome: Outcome, unit: str) -> str:
         text += " The difference may be due to chance."
     if unit == "word":
         at_k = scores.xe(outcome.member).at(outcome.num_samples)
-        before, after = scores.perplexity(DET), math.exp(at_k)
+        before, after = scores.perplexity(DET).value, math.exp(at_k)
         split = split_name(scores.split)
         text += f" Perplexity on {split} data changes from {before:.2f} to {after:.2f}."
     return text

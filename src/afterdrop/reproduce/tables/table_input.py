@@ -164,7 +164,7 @@ afterdrop evaluate wrote
     run = Run.open(path)
     contents = read_contents(run)
     if run.trained and contents.config is None:
-        raise FileError(contents.faults["training"])
+        raise FileError(contents.faults["config"])
     found = TableInput(run.path, contents.config, contents.facts)
     found.scores = {s: scores for s, scores in contents.scores.items() if s in SPLITS}
     for split in SPLITS:
