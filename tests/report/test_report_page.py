@@ -313,7 +313,7 @@ def test_scores_of_training_data_are_shown_if_they_are_of_the_same_model(trained
     scores.save(trained_copy / "scores" / "train.safetensors")
     page = report(trained_copy)
     assert "Fit to the training data" not in page.words
-    assert "the scores of train are of another model" in page.words
+    assert "the train scores are of another model" in page.words
 
 
 def test_a_limit_is_shown_and_part_of_the_command(trained_copy):

@@ -150,9 +150,14 @@ def _no_test_scores(found: ReportInput) -> list[str]:
 
 def _check(found: ReportInput) -> None:
     """Removes what does not belong to the scores, and lists it as missing."""
-    scores = found.scores
-    if scores is None:
+    if found.scores is None:
         return
+    _check_models(found, found.scores)
+    _check_contents(found, found.scores)
+
+
+def _check_models(found: ReportInput, scores: Scores) -> None:
+    """Removes what belongs to weights other than those of the scores."""
     mine = scores.protocol.fingerprint
     if found.test is not None and found.test.protocol.fingerprint != mine:
         found.test = None
@@ -173,6 +178,10 @@ def _check(found: ReportInput) -> None:
             f"choose again with: afterdrop select {found.path}"
         )
         found.choice = None
+
+
+def _check_contents(found: ReportInput, scores: Scores) -> None:
+    """Removes a choice and class names that do not fit the scores; lists undefined values."""
     chosen = None if found.choice is None else found.choice.member
     if chosen is not None and chosen.at_temperature(1.0) not in scores.members:
         found.missing.append(

@@ -77,12 +77,21 @@ def _changes(base: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
 
 
 def _evaluate(protocol: Protocol, path: str, *, trained: bool) -> str:
-    grid, plan = protocol.grid, protocol.plan
     start = f"afterdrop evaluate {path}"
     if not trained:
         start = f"afterdrop evaluate pkg.module:load_model pkg.module:batches --out {path}"
+    shown = [
+        f"--{name} {value if name in _LISTS else shlex.quote(str(value))}"
+        for name, value in _evaluate_options(protocol).items()
+        if value is not None and value != _DEFAULTS.get(name)
+    ]
+    return " ".join([start, *shown])
+
+
+def _evaluate_options(protocol: Protocol) -> dict[str, Any]:
+    grid, plan = protocol.grid, protocol.plan
     request, stream = protocol.request, protocol.request.stream
-    options = {
+    return {
         "split": request.split,
         "limit": request.limit,
         "num-samples": plan.num_samples,
@@ -100,25 +109,22 @@ def _evaluate(protocol: Protocol, path: str, *, trained: bool) -> str:
         "noise": " ".join(map(shlex.quote, request.noise)) or None,
         **({} if stream is None else dataclasses.asdict(stream)),
     }
-    defaults: dict[str, Any] = {
-        "split": "valid",
-        "temper": "mean",
-        "temperatures": _joined((1 / SPAN, SPAN)),  # the default range, which most models keep
-        "masks": "lhs",
-        "blocks": 2,
-        "seed": 0,
-        "batch-dim": 0,
-        "class-dim": -1,
-        "ignore-index": -100,
-    }
-    defaults |= {"alphas": _joined(Grid().alphas), "multipliers": _joined(Grid().multipliers)}
-    shown = [
-        f"--{name} {value if name in _LISTS else shlex.quote(str(value))}"
-        for name, value in options.items()
-        if value is not None and value != defaults.get(name)
-    ]
-    return " ".join([start, *shown])
 
 
 def _joined(values: tuple[float, ...]) -> str:
     return " ".join(f"{value:g}" for value in values)
+
+
+_DEFAULTS: dict[str, Any] = {  # of afterdrop evaluate
+    "split": "valid",
+    "alphas": _joined(Grid().alphas),
+    "multipliers": _joined(Grid().multipliers),
+    "temper": "mean",
+    "temperatures": _joined((1 / SPAN, SPAN)),  # the range that most models keep
+    "masks": "lhs",
+    "blocks": 2,
+    "seed": 0,
+    "batch-dim": 0,
+    "class-dim": -1,
+    "ignore-index": -100,
+}
