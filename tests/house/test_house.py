@@ -11,13 +11,6 @@ from afterdrop.cli import VERBS
 
 SHARED_STEMS = {"__init__", "checks"}  # the same role in every package
 
-# Stems that occur twice until they are renamed. Remove each entry with its rename; add none.
-TO_RENAME = {"config", "loop", "run", "stream", "text"}
-
-# Imports inside functions that neither an optional dependency nor a device explains, as
-# "module: imported module". Remove each entry with its import; add none.
-TO_IMPORT_AT_THE_TOP: set[str] = set()
-
 
 def test_a_file_stem_occurs_once():
     """Verbs of the command line are exempt: a verb may be named like the module that does it."""
@@ -27,7 +20,7 @@ def test_a_file_stem_occurs_once():
         if path.stem not in SHARED_STEMS and not verb:
             places[path.stem].append(path.relative_to(PACKAGE).as_posix())
     twice = {stem: paths for stem, paths in places.items() if len(paths) > 1}
-    assert not {stem: paths for stem, paths in twice.items() if stem not in TO_RENAME}
+    assert not twice
 
 
 def test_functions_import_optional_and_device_modules_only():
@@ -38,7 +31,7 @@ def test_functions_import_optional_and_device_modules_only():
         for module in imported(node)
         if not is_optional(module)
     }
-    assert not found - TO_IMPORT_AT_THE_TOP
+    assert not found
 
 
 def test_no_package_is_named_like_a_public_function():

@@ -11,6 +11,7 @@ from afterdrop.errors import FileError
 from afterdrop.report.prose import certainty, headline
 from afterdrop.report.report_input import is_study, read_input
 from afterdrop.runs import Run
+from afterdrop.tune.study_files import read_result
 
 
 def report(
@@ -45,7 +46,6 @@ def report(
 
     if is_study(run):
         from afterdrop.report.study_page import write_study  # needs matplotlib
-        from afterdrop.tune.study_files import read_result  # needs optuna
 
         print(f"Wrote {write_study(read_result(run), run, out)}.")
         return

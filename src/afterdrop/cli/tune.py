@@ -10,6 +10,7 @@ from afterdrop.cli.options import OptionalFloat, OptionalInt, OptionalPath, Opti
 from afterdrop.cli.train import parse_setting
 from afterdrop.errors import ExtraError
 from afterdrop.tune.search_space import Axis
+from afterdrop.tune.study_files import ranking_table, write_result
 from afterdrop.tune.study_settings import plan_study
 from afterdrop.tune.tuning_objective import Objective
 
@@ -82,8 +83,7 @@ def tune(
         lease: Seconds without a heartbeat after which a worker on another host counts as dead.
         quiet: Print the result only.
     """
-    from afterdrop.tune.study_files import ranking_table, write_result  # need optuna
-    from afterdrop.tune.study_runner import run_study
+    from afterdrop.tune.study_runner import run_study  # needs optuna
 
     settings = plan_study(
         recipe,
