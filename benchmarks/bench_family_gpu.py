@@ -26,8 +26,9 @@ from torch import Tensor, nn
 
 import afterdrop as ad
 from afterdrop import recipes
-from afterdrop.evaluation.api import Settings
-from afterdrop.evaluation.engines.text import StreamSettings, evaluate_text
+from afterdrop.evaluation.loop import Execution
+from afterdrop.evaluation.request import StreamSettings
+from afterdrop.evaluation.text_evaluation import run_text
 from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel
 from afterdrop.train import load_model
@@ -70,9 +71,9 @@ def text(options: argparse.Namespace) -> None:
     grid, types = ad.Grid(), model.config.vocabulary
 
     def evaluate(count: int, samples: int) -> Callable[[], object]:
-        settings = Settings(grid, Plan(samples))
-        stream = StreamSettings(time=window, windows=128)
-        return lambda: evaluate_text(model, tokens[:count], 0, settings, stream, lines=False)
+        request = ad.Request(grid, Plan(samples), stream=StreamSettings(window))
+        execution = Execution(windows=128)
+        return lambda: run_text(model, tokens[:count], 0, request, execution, lines=False)
 
     cold, _ = timed(evaluate(20 * window, options.num_samples))
     # Two batches, of full and of another size, so that nothing is compiled while timing.

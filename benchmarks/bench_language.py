@@ -23,9 +23,6 @@ import torch
 from torch import Tensor, nn
 
 import afterdrop as ad
-from afterdrop.evaluation.api import Settings
-from afterdrop.evaluation.engines.text import StreamSettings, evaluate_text
-from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel, LanguageModelConfig, LSTMStack, MaskConfig
 from afterdrop.models.product import accumulator, linear
 
@@ -114,11 +111,11 @@ def family(types: int, hidden: int, tokens: int) -> None:
     model = LanguageModel(config).eval()
     text = torch.randint(types, (tokens,))
     grid = ad.Grid((0.0, 0.5, 1.0), (0.2, 0.4, 0.6, 0.8, 1.0))
-    stream = StreamSettings(TIME, BATCH)
+    options = {"grid": grid, "window": TIME, "stripes": BATCH, "lines": False}
     for k in (8, 32):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         start = time.perf_counter()
-        evaluate_text(model, text, 0, Settings(grid, Plan(k)), stream, lines=False)
+        ad.evaluate_text(model, text, 0, num_samples=k, **options)
         mine = time.perf_counter() - start
         grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
         windows = [w for w in text.split(TIME * BATCH) if len(w) == TIME * BATCH]
@@ -150,7 +147,7 @@ def main() -> None:
     parser.add_argument("--stacks-only", action="store_true", help="skip the family evaluation")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    print(f"torch {torch.__version__}, {options.threads} threads, B={BATCH}, T={TIME}")
+    print(f"torch {torch.__version__}, {options.threads} threads, B={BATCH}, time={TIME}")
     for hidden in options.hidden:
         stacks(hidden, options.seconds)
     if not options.stacks_only:

@@ -17,10 +17,8 @@ import torch
 
 import afterdrop as ad
 from afterdrop import train
-from afterdrop.evaluation.api import Settings
-from afterdrop.evaluation.engines.text import Carry, StreamSettings, evaluate_text
+from afterdrop.evaluation.request import Carry
 from afterdrop.family.estimates import Values, estimate
-from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel
 
 MULTIPLIERS = (0.5, 1.0)
@@ -31,13 +29,17 @@ def evaluate_both(options: argparse.Namespace) -> dict[Carry, ad.Scores]:
     loaded = train.load_model(options.run)
     text = loaded.load_data(options.data)
     assert isinstance(loaded.model, LanguageModel)
-    settings = Settings(ad.Grid((0.0, 1.0), (0.0, *MULTIPLIERS)), Plan(options.num_samples))
     found = {}
     for carry in CARRIES:
-        stream = StreamSettings(time=loaded.config.objective.window or 35, carry=carry)
         start = time.perf_counter()
-        found[carry] = evaluate_text(
-            loaded.model, text.split(options.split), text.vocabulary.eos_id, settings, stream
+        found[carry] = ad.evaluate_text(
+            loaded.model,
+            text.split(options.split),
+            text.vocabulary.eos_id,
+            grid=ad.Grid((0.0, 1.0), (0.0, *MULTIPLIERS)),
+            num_samples=options.num_samples,
+            window=loaded.config.objective.window or 35,
+            carry=carry,
         )
         print(f"{carry:<14} carry: {time.perf_counter() - start:.0f} s", flush=True)
     return found

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from afterdrop import train
 from afterdrop.data import load_text
-from afterdrop.evaluation.error_clusters import PASSAGES
+from afterdrop.evaluation.error_clusters import TEXT_BLOCKS
 from afterdrop.models import LanguageModel
 
 STRIPES = 32
@@ -57,7 +57,7 @@ def main() -> None:
     difference = torch.cat(tempered, 1).flatten().double() - xe
     print(
         f"{options.split}: {len(xe)} targets, XE {xe.mean():.4f}, at T = {options.temperature:g} "
-        f"{difference.mean():+.4f}; {PASSAGES} blocks have {len(xe) // PASSAGES} tokens\n"
+        f"{difference.mean():+.4f}; {TEXT_BLOCKS} blocks have {len(xe) // TEXT_BLOCKS} tokens\n"
     )
     print("| tokens per block | blocks | error of XE | of the difference |\n|---|---|---|---|")
     for length in LENGTHS:

@@ -22,8 +22,9 @@ import torch
 import afterdrop as ad
 from afterdrop import recipes, train
 from afterdrop.data import load_text
-from afterdrop.evaluation.api import Settings
-from afterdrop.evaluation.engines.text import StreamSettings, evaluate_text
+from afterdrop.evaluation.loop import Execution
+from afterdrop.evaluation.request import StreamSettings
+from afterdrop.evaluation.text_evaluation import run_text
 from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel
 from afterdrop.selection import family_table
@@ -52,10 +53,10 @@ def scored(options: argparse.Namespace, split: str, grid: ad.Grid, limit: int | 
     assert isinstance(model, LanguageModel)
     text = load_text(config.data.name, options.data)
     start = time.perf_counter()
-    settings = Settings(grid, Plan(options.num_samples), split)
-    stream = StreamSettings(time=config.objective.window or 35, windows=128)
-    tokens = text.split(split)[:limit]
-    scores = evaluate_text(model, tokens, text.vocabulary.eos_id, settings, stream)
+    stream = StreamSettings(window=config.objective.window or 35)
+    request = ad.Request(grid, Plan(options.num_samples), split, stream=stream)
+    tokens, eos = text.split(split)[:limit], text.vocabulary.eos_id
+    scores = run_text(model, tokens, eos, request, Execution(windows=128))
     seconds = time.perf_counter() - start
     print(
         f"{split}: {scores.num_targets} tokens, {len(grid)} members x all T, "

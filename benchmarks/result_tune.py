@@ -17,7 +17,6 @@ from pathlib import Path
 import torch
 
 import afterdrop as ad
-from afterdrop.train import load_model
 from afterdrop.tune.study_result import StudyResult
 from afterdrop.tune.study_runner import run_study as tune
 from afterdrop.tune.study_settings import TuneSettings, plan_study
@@ -108,7 +107,7 @@ def pool_of(task: str, work: Path) -> list[dict[str, float]]:
                 run = work / f"{task}-random-{seed}/trials/{origin(row):04d}"
                 kept = run / "worth.json"
                 if not kept.exists():
-                    kept.write_text(json.dumps(worth(load_model(run), FAMILY)))
+                    kept.write_text(json.dumps(worth(ad.Run(run), FAMILY)))
                 pool.append(json.loads(kept.read_text()))
     return pool
 

@@ -222,7 +222,7 @@ def of_family(options: argparse.Namespace, folder: Path) -> dict[str, float | st
     """Results of the selected member; a failure affects this part only."""
     family = Family(GRID, SAMPLES, options.targets, STRIPES)
     try:
-        return worth(train.load_model(folder, device=options.device), family, options.data)
+        return worth(ad.Run(folder), family, options.data, options.device)
     except Exception as error:
         traceback.print_exc()
         return {"failed": f"{type(error).__name__}: {error}"}

@@ -10,12 +10,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from afterdrop.runs.trained import evaluate_run
 
 import afterdrop as ad
-from afterdrop.evaluation.api import Settings
+from afterdrop.evaluation.loop import Execution
 from afterdrop.masks.uniforms import Plan
-from afterdrop.train import LoadedRun
 
 RESAMPLES = 2000
 
@@ -36,18 +34,19 @@ class Family(NamedTuple):
     stripes: int | None = None
 
 
-def worth(loaded: LoadedRun, family: Family, data: Path | None = None) -> dict[str, float]:
+def worth(
+    run: ad.Run, family: Family, data: Path | None = None, device: str = "cpu"
+) -> dict[str, float]:
     """XE of DET at T = 1 and at its best T, and of the selected member, on validation and test."""
-    found = loaded.load_data(data)
-    loaded = loaded._replace(load_data=lambda data=None: found)  # read once for two evaluations
-    stripes = family.stripes or loaded.config.validation.stripes
-    stream = {"stripes": stripes} if loaded.config.objective.window else {}
+    stripes = family.stripes or run.config.validation.stripes
+    stream = run.stream(stripes=stripes) if run.config.objective.window else None
 
     def scores(split: str, grid: ad.Grid) -> ad.Scores:
-        settings = Settings(grid, Plan(family.samples), split, limit=family.targets)
-        return evaluate_run(loaded, split, settings, stream, data)
+        plan = Plan(family.samples)
+        request = ad.Request(grid, plan, split, stream=stream, limit=family.targets)
+        return run.evaluate(request, Execution(), which="best", device=device, folder=data)
 
-    rates = vars(loaded.model.config).items()  # type: ignore[arg-type]
+    rates = vars(run.model("best").config).items()  # type: ignore[arg-type]
     drops = any(value for name, value in rates if name.endswith("_dropout"))
     # If all rates are 0, every member is deterministic.
     valid = scores("valid", family.grid if drops else ad.Grid((0.0,), (0.0,)))

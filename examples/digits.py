@@ -77,8 +77,8 @@ def main() -> None:
     print(
         f"\nOf {len(choice.ranking)} ways to predict with the same weights, the best on validation "
         f"data is\n  {choice.member}.\n"
-        f"Its predictor has a cross entropy of {chosen:.4f} on test data, model.eval() "
-        f"{plain:.4f}:\na difference of {difference.value:+.4f} ± {difference.error:.4f} nats, "
+        f"Its predictor has a test cross entropy of {chosen:.4f}, model.eval() has {plain:.4f}:\n"
+        f"a difference of {difference.value:+.4f} ± {difference.error:.4f} nats, "
         f"{_verdict(difference)}."
     )
     print(f"Wrote {options.out} in {time.time() - start:.0f} s.")
