@@ -52,7 +52,7 @@ from afterdrop.models import LanguageModel
 from afterdrop.models.fused import Copies, DeterministicPass, why_not_fused
 from afterdrop.transfer import Parcel, Post, upload
 
-DTYPE = torch.float16  # of operands and logits; eight times finer than bfloat16
+DTYPE = torch.float16  # of operands and logits: eight times finer than bfloat16
 _LOWEST = "lowest"  # beside the results of a chunk: what `why_not_held` reads
 
 
@@ -123,6 +123,7 @@ class TextFusedEngine:
         likelihood: Reads targets.
         memory: The budget.
         sizes: How much runs at once.
+        dtype: The type of operands and logits.
     """
 
     ahead = 1
@@ -135,11 +136,12 @@ class TextFusedEngine:
         likelihood: Likelihood,
         memory: Memory,
         sizes: Sizes = Sizes(),  # noqa: B008 (frozen)
+        dtype: torch.dtype = DTYPE,
     ) -> None:
         assert protocol.request.stream is not None
         self.model, self.protocol, self.likelihood = model, protocol, likelihood
         self.memory, self.sizes = memory, sizes
-        self.copies = Copies(model, DTYPE)
+        self.copies = Copies(model, dtype)
         self.copies.pack()
         self.device, V = model.softmax_bias.device, protocol.num_classes
         self.multipliers, K = protocol.grid.stochastic, protocol.plan.num_samples
