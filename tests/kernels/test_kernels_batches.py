@@ -62,28 +62,28 @@ def no_kernel(found):
     raise RuntimeError("Triton Error [CUDA]: device kernel image is invalid")
 
 
+# Changes by batch, then the events of the fused engine and the batches of the plain one.
+FAILURES = [
+    ({}, "begin 0, begin 1, finish 0, begin 2, finish 1, finish 2", []),
+    ({0: too_low}, "begin 0, begin 1, finish 0, finish 1", [0, 2]),
+    ({1: too_low}, "begin 0, begin 1, finish 0, begin 2, finish 1, finish 2", [1]),
+    ({0: too_low, 1: too_low}, "begin 0, begin 1, finish 0, finish 1", [0, 1, 2]),
+    ({0: no_memory}, "begin 0, begin 0, begin 1, finish 0, begin 2, finish 1, finish 2", []),
+    ({1: no_memory}, "begin 0, begin 1, begin 1, finish 0, begin 2, finish 1, finish 2", []),
+    ({0: no_kernel}, "begin 0", [0, 1, 2]),
+    ({1: no_kernel}, "begin 0, begin 1, finish 0", [1, 2]),  # 0, already in flight, is not lost
+    ({0: too_low, 1: no_kernel}, "begin 0, begin 1, finish 0", [0, 1, 2]),
+]
+
+
+def change_names(changes):
+    return " ".join(f"{number}:{change.__name__}" for number, change in changes.items()) or "none"
+
+
 @pytest.mark.parametrize(
     ("changes", "events", "plain"),
-    [
-        ({}, "begin 0, begin 1, finish 0, begin 2, finish 1, finish 2", []),
-        ({0: too_low}, "begin 0, begin 1, finish 0, finish 1", [0, 2]),
-        ({1: too_low}, "begin 0, begin 1, finish 0, begin 2, finish 1, finish 2", [1]),
-        ({0: too_low, 1: too_low}, "begin 0, begin 1, finish 0, finish 1", [0, 1, 2]),
-        (
-            {0: no_memory},
-            "begin 0, begin 0, begin 1, finish 0, begin 2, finish 1, finish 2",
-            [],
-        ),
-        (
-            {1: no_memory},
-            "begin 0, begin 1, begin 1, finish 0, begin 2, finish 1, finish 2",
-            [],
-        ),
-        ({0: no_kernel}, "begin 0", [0, 1, 2]),
-        ({1: no_kernel}, "begin 0, begin 1, finish 0", [1, 2]),  # 0, in flight, is not lost
-        ({0: too_low, 1: no_kernel}, "begin 0, begin 1, finish 0", [0, 1, 2]),
-    ],
-    ids=lambda value: None if isinstance(value, str | list) else change_names(value),
+    FAILURES,
+    ids=[change_names(changes) for changes, *_ in FAILURES],
 )
 @pytest.mark.filterwarnings("ignore:.*continues without kernels")
 def test_a_failure_in_one_batch_does_not_affect_the_others(changes, events, plain, device):
@@ -95,10 +95,6 @@ def test_a_failure_in_one_batch_does_not_affect_the_others(changes, events, plai
     assert ", ".join(recorded) == events
     assert [number for engine in engines.made[1:] for number in engine.batches] == plain
     assert (engines.memory.budget < engines.budget) == (no_memory in changes.values())
-
-
-def change_names(changes):
-    return " ".join(f"{number}:{change.__name__}" for number, change in changes.items()) or "none"
 
 
 def test_an_interrupted_evaluation_resumes_with_the_kernels(device, tmp_path):

@@ -91,16 +91,22 @@ def _why_not_grid(grid: Grid) -> str | None:
 
 
 def _why_not_plan(plan: Plan) -> str | None:
-    return why_not_drawn(plan) or ("there is one sample" if plan.num_samples == 1 else None)
+    if plan.num_samples == 1:
+        return "there is one sample"
+    return why_not_drawn(plan) or kernel_sums.why_not_plan(plan)
 
 
 def _why_not_stream(stream: StreamSettings | None) -> str | None:
     if stream is None:
         return "the request has no stream settings"
-    return None if stream.carry == "deterministic" else f"carry is {stream.carry!r}"
+    return unsupported(stream, _STREAM)
 
 
 # What the kernels support of each field of a request; a field that is not listed is refused.
+_STREAM: Mapping[str, Check] = {
+    "carry": lambda carry: None if carry == "deterministic" else f"carry is {carry!r}",
+    **dict.fromkeys(("window", "stripes", "lifetime"), any_value),
+}
 SUPPORTED: Mapping[str, Check] = {
     "grid": _why_not_grid,
     "plan": _why_not_plan,
