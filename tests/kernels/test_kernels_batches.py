@@ -5,47 +5,53 @@ import itertools
 import kernel_device
 import pytest
 import torch
-from tiny_evaluation import MODELS, Float32Worker, assert_same, build, evaluated
+from tiny_evaluation import (
+    MODELS,
+    Engines,
+    Float32Engine,
+    assert_same,
+    build,
+    evaluate_nine,
+)
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from afterdrop import kernels
-from afterdrop.evaluation.engines.text import StreamSettings
-from afterdrop.evaluation.text_windows import Windows
+from afterdrop.evaluation.request import StreamSettings
 
 pytestmark = kernel_device.quiet
 device = kernel_device.device
 
 
-ONE_BY_ONE = StreamSettings(time=3, stripes=1, windows=1)  # three batches
-ORDER = ["begin 0", "begin 1", "finish 0", "begin 2", "finish 1", "finish 2"]
+def three_batches(model, engines, **options):
+    """The scores of three windows, one per batch."""
+    return evaluate_nine(
+        model, engines, StreamSettings(window=3), windows=1, alphas=(1,), **options
+    )
 
 
-class NotedWorker(Float32Worker):
-    """Records the events of each batch; `change` is applied to the results of one of them."""
+class RecordingEngine(Float32Engine):
+    """Records the events of each batch.
 
-    change = staticmethod(lambda found: found)
-    changed = 0  # its number
+    Args:
+        events: Where to record them.
+        changes: What to apply to the results of a batch when it first begins, by its number.
+    """
 
-    def __init__(self, *args, **options):
+    def __init__(self, *args, events, changes=None, **options):
         super().__init__(*args, **options)
-        self.events, self.first_budget = [], self.budget
+        self.events, self.changes = events, dict(changes or {})
 
     def begin(self, batch, number):
         self.events.append(f"begin {number}")
+        self.change = self.changes.pop(number, lambda found: found)
         results = super().begin(batch, number)
         return lambda: self.events.append(f"finish {number}") or results()
 
-    def _windows(self, batch, *args):
-        found = super()._windows(batch, *args)
-        return self.change(found) if self.chunks == self.changed + 1 else found
-
-    def _sampled(self, batch, number):
-        self.events.append(f"plain {number}")
-        return super()._sampled(batch, number)
+    def _windows(self, *args):
+        return self.change(super()._windows(*args))
 
 
 def too_low(found):
-    return {**found, "mc_held": torch.full_like(found["mc_held"], -200.0)}
+    return {**found, "lowest": torch.full_like(found["lowest"], -200.0)}
 
 
 def no_memory(found):
@@ -56,47 +62,57 @@ def no_kernel(found):
     raise RuntimeError("Triton Error [CUDA]: device kernel image is invalid")
 
 
+# Changes by batch, then the events of the fused engine and the batches of the plain one.
+FAILURES = [
+    ({}, "begin 0, begin 1, finish 0, begin 2, finish 1, finish 2", []),
+    ({0: too_low}, "begin 0, begin 1, finish 0, finish 1", [0, 2]),
+    ({1: too_low}, "begin 0, begin 1, finish 0, begin 2, finish 1, finish 2", [1]),
+    ({0: too_low, 1: too_low}, "begin 0, begin 1, finish 0, finish 1", [0, 1, 2]),
+    ({0: no_memory}, "begin 0, begin 0, begin 1, finish 0, begin 2, finish 1, finish 2", []),
+    ({1: no_memory}, "begin 0, begin 1, begin 1, finish 0, begin 2, finish 1, finish 2", []),
+    ({0: no_kernel}, "begin 0", [0, 1, 2]),
+    ({1: no_kernel}, "begin 0, begin 1, finish 0", [1, 2]),  # 0, already in flight, is not lost
+    ({0: too_low, 1: no_kernel}, "begin 0, begin 1, finish 0", [0, 1, 2]),
+]
+
+
+def change_names(changes):
+    return " ".join(f"{number}:{change.__name__}" for number, change in changes.items()) or "none"
+
+
 @pytest.mark.parametrize(
-    ("change", "changed", "plain"),
-    [
-        (too_low, 0, [0]),
-        (too_low, 1, [1]),
-        (no_memory, 0, []),
-        (no_memory, 1, []),
-        (no_kernel, 0, [0, 1, 2]),
-        (no_kernel, 1, [1, 2]),  # the first, already in flight, is not lost
-    ],
+    ("changes", "events", "plain"),
+    FAILURES,
+    ids=[change_names(changes) for changes, *_ in FAILURES],
 )
 @pytest.mark.filterwarnings("ignore:.*continues without kernels")
-def test_a_failure_in_one_batch_does_not_affect_the_others(change, changed, plain, device):
-    model = build(device, **MODELS["projection"])
-    wanted, _ = evaluated(model, Float32Worker, ONE_BY_ONE, alphas=(1,))
-    kind = type("Changed", (NotedWorker,), {"change": staticmethod(change), "changed": changed})
-    found, worker = evaluated(model, kind, ONE_BY_ONE, alphas=(1,))
+def test_a_failure_in_one_batch_does_not_affect_the_others(changes, events, plain, device):
+    model, recorded = build(device, **MODELS["projection"]), []
+    wanted = three_batches(model, Engines())
+    engines = Engines(fused=RecordingEngine, events=recorded, changes=changes)
+    found = three_batches(model, engines)
     assert_same(found, wanted, kernel_device.within(device, 1e-5, 5e-3))
-    expected = list(ORDER)
-    for number in plain:
-        expected.insert(expected.index(f"finish {number}") + 1, f"plain {number}")
-    assert worker.events == expected
-    assert (worker.budget < worker.first_budget) == (change is no_memory)
+    assert ", ".join(recorded) == events
+    assert [number for engine in engines.made[1:] for number in engine.batches] == plain
+    assert (engines.memory.budget < engines.budget) == (no_memory in changes.values())
 
 
-def test_an_interrupted_evaluation_resumes_with_the_kernels(device, tmp_path, monkeypatch):
+def test_an_interrupted_evaluation_resumes_with_the_kernels(device, tmp_path):
     """Two batches are recorded when building the third is interrupted, with one in flight."""
     model = build(device, **MODELS["projection"])
-    wanted, _ = evaluated(model, Float32Worker, ONE_BY_ONE, alphas=(1,))
-    original = Windows.__iter__
+    wanted = three_batches(model, Engines(fused=Float32Engine))
 
-    def ending(self):
-        yield from itertools.islice(original(self), 2)
+    def interrupted(batches):
+        yield from itertools.islice(batches, 2)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Windows, "__iter__", ending)
     with pytest.raises(KeyboardInterrupt):
-        evaluated(model, Float32Worker, ONE_BY_ONE, alphas=(1,), resume=tmp_path / "p")
-    monkeypatch.setattr(Windows, "__iter__", original)
-    found, worker = evaluated(model, NotedWorker, ONE_BY_ONE, alphas=(1,), resume=tmp_path / "p")
-    assert worker.events == ["begin 2", "finish 2"]
+        engines = Engines(fused=Float32Engine)
+        three_batches(model, engines, resume=tmp_path / "p", change=interrupted)
+    events = []
+    engines = Engines(fused=RecordingEngine, events=events)
+    found = three_batches(model, engines, resume=tmp_path / "p")
+    assert events == ["begin 2", "finish 2"]
     for name, tensor in wanted.tensors.items():
         assert torch.equal(found.tensors[name], tensor), name
 
@@ -117,12 +133,12 @@ class ForbidWaits(TorchDispatchMode):
         return function(*args, **(kwargs or {}))
 
 
-class WithoutWaits(Float32Worker):
+class WithoutWaits(Float32Engine):
     """Launches without reading from the device; the host's copy says which targets count."""
 
-    def _launch(self, batch):
+    def _launched(self, batch):
         with ForbidWaits() as self.waits:
-            return super()._launch(batch)
+            yield from super()._launched(batch)
 
     def _kept(self, *args):
         self.waits.allowed = True
@@ -132,13 +148,13 @@ class WithoutWaits(Float32Worker):
             self.waits.allowed = False
 
 
-def test_launching_does_not_wait_for_the_device(device, monkeypatch):
+def test_launching_does_not_wait_for_the_device(device):
     """Also where padding does not count. On a CPU, copies that would wait cannot be seen."""
-    monkeypatch.setattr(kernels, "why_not", lambda device: None)  # use every kernel
     model = build(device, **MODELS["two layers"])
-    stream = StreamSettings(time=3, stripes=2, windows=2)
-    found, worker = evaluated(model, WithoutWaits, stream)
-    wanted, _ = evaluated(model, Float32Worker, stream)
-    assert worker.chunks and not worker.plain
+    stream, engines = StreamSettings(window=3, stripes=2), Engines(fused=WithoutWaits)
+    found = evaluate_nine(model, engines, stream)
+    wanted = evaluate_nine(model, Engines(fused=Float32Engine), stream)
+    (engine,) = engines.made
+    assert engine.chunks
     for name, tensor in wanted.tensors.items():
         assert torch.equal(found.tensors[name], tensor), name

@@ -8,11 +8,9 @@ from tiny_evaluation import MODELS, V, build
 import afterdrop as ad
 from afterdrop import kernels
 from afterdrop.data import EvalStripes
-from afterdrop.evaluation.api import Settings
-from afterdrop.evaluation.engines import text as language
-from afterdrop.evaluation.engines.text import StreamSettings
-from afterdrop.evaluation.engines.text_fused import FusedLanguageWorker
-from afterdrop.evaluation.text_windows import Windows
+from afterdrop.evaluation.loop import Execution
+from afterdrop.evaluation.request import Request, StreamSettings
+from afterdrop.evaluation.text_windows import Windows, open_windows
 from afterdrop.masks.uniforms import Plan
 from afterdrop.models.fused import Copies, DeterministicPass
 
@@ -40,16 +38,19 @@ def test_states_match_the_model_window_by_window(stripes, device):
 
 
 @pytest.mark.parametrize(
-    ("stripes", "time", "windows", "rows"),
+    ("stripes", "window", "windows", "rows"),
     [(1, 3, 9, 9), (1, 3, 99, 64), (7, 3, 99, 63), (99, 3, 9, 99), (2, 99, 99, 6), (2, 999, 9, 2)],
 )
 def test_the_number_of_pieces_is_limited_by_windows_rows_and_memory(
-    stripes, time, windows, rows, device, monkeypatch
+    stripes, window, windows, rows, device, monkeypatch
 ):
     """A window of two stripes and 99 steps takes 280 of 1,024 KiB."""
     monkeypatch.setattr(kernels, "why_not", lambda *_: None)
     model = build(device, **MODELS["two layers"])
-    settings = Settings(ad.Grid((1,), (0, 1)), Plan(4), memory=2**20)
-    stream = StreamSettings(time=time, stripes=stripes)
-    kind, passes = language._fused(model, settings, stream, windows)
-    assert kind is FusedLanguageWorker and passes.tokens.shape == (time, rows)
+    stream = StreamSettings(window, stripes)
+    request = Request(ad.Grid((1,), (0, 1)), Plan(4), stream=stream)
+    text = torch.ones(stripes * window * windows, dtype=torch.int64)
+    shares = EvalStripes(text, 0, stripes, window, lines=False)
+    assert len(shares) == windows
+    found = open_windows(model, shares, request, Execution(memory=2**20))
+    assert found.passes.tokens.shape == (window, rows)

@@ -1,4 +1,4 @@
-"""`FusedLanguageWorker` against `LanguageWorker`: every tensor of the scores.
+"""`TextFusedEngine` against `GenericEngine`: every tensor of the scores.
 
 Operands are float32 here, so both differ by rounding only: within 1e-5 (5e-3 from states carried by
 tf32 products). Partitions, where 1/T is up to 16, agree within 50 times that. Differences of halves
@@ -6,20 +6,18 @@ are interpolated from few powers of the ladder: within 100 times, and within 100
 lowest temperature.
 """
 
-import importlib
 import math
 
 import kernel_device
 import pytest
 import torch
-from tiny_evaluation import MODELS, Float32Worker, V, assert_same, build, evaluated
+from tiny_evaluation import MODELS, Engines, Float32Engine, V, assert_same, build, evaluate_nine
 
 import afterdrop as ad
 from afterdrop.errors import DataError
 from afterdrop.evaluation.engines.sampled_features import SampledFeatures, with_bias, with_ones
-from afterdrop.evaluation.engines.text import LanguageWorker, StreamSettings
-from afterdrop.evaluation.engines.text_fused import FusedLanguageWorker
-from afterdrop.evaluation.request import Protocol
+from afterdrop.evaluation.engines.text_fused import Sizes
+from afterdrop.evaluation.request import Protocol, Request, StreamSettings
 from afterdrop.masks.uniforms import Plan
 from afterdrop.models.fused import Copies, DeterministicPass
 
@@ -37,60 +35,65 @@ device = kernel_device.device
         ("room for one bias", "window"),
     ],
 )
-def test_all_scores_match_the_plain_worker(name, lifetime, device):
+def test_all_scores_match_the_plain_engine(name, lifetime, device):
     model = build(device, **MODELS[name])
-    stream = StreamSettings(time=3, stripes=2, windows=2, lifetime=lifetime)
+    stream = StreamSettings(window=3, stripes=2, lifetime=lifetime)
     alphas = (0, 0.25, 1) if lifetime == "window" else (0, 1)
-    found, worker = evaluated(model, Float32Worker, stream, fused_states=True, alphas=alphas)
-    wanted, _ = evaluated(model, LanguageWorker, stream, alphas=alphas)
-    assert (worker.chunks, worker.plain) == (1, 0)  # all windows at once
+    engines = Engines(fused=Float32Engine)
+    found = evaluate_nine(model, engines, stream, fused_states=True, alphas=alphas)
+    wanted = evaluate_nine(model, Engines(), stream, alphas=alphas)
+    (engine,) = engines.made
+    assert engine.chunks == 1  # all windows at once
     assert_same(found, wanted, kernel_device.within(device, 1e-5, 5e-3))
 
 
-def test_chunks_of_windows_and_targets_do_not_change_scores(device, monkeypatch):
+def test_chunks_of_windows_and_targets_do_not_change_scores(device):
     """One window at a time, one of which is all padding, and two targets at a time."""
     model = build(device, **MODELS["projection"])
-    stream = StreamSettings(time=4, stripes=2, windows=2)
-    whole, worker = evaluated(model, Float32Worker, stream)
-    module = importlib.import_module(FusedLanguageWorker.__module__)
-    windows = module._ROWS // (2 * 4)  # of two multipliers and four samples
-    assert worker.targets_together == 2 * 4 * windows  # limited by the number of targets
-    monkeypatch.setattr(module, "_ROWS", 1)
-    monkeypatch.setattr(module, "_LOGITS", 2 * 4 * 16)
-    monkeypatch.setattr(module, "_SUMS", 5 * 12 * 32)  # finishes two such pairs together
-    monkeypatch.setattr(module, "_MEANS", 3 * 2 * 16)  # three targets
-    found, worker = evaluated(model, Float32Worker, stream)
-    assert (worker.chunks, worker.plain) == (4, 0)
-    assert (worker.targets_at_once, worker.targets_together) == (2, 4)
+    stream, engines = StreamSettings(window=4, stripes=2), Engines(fused=Float32Engine)
+    whole = evaluate_nine(model, engines, stream)
+    windows = Sizes().rows // (2 * 4)  # of two multipliers and four samples
+    assert engines.made[0].targets_together == 2 * 4 * windows  # limited by the number of targets
+    sizes = Sizes(
+        rows=1,
+        logits=2 * 4 * 16,
+        sums=5 * 12 * 32,  # finishes two such pairs together
+        means=3 * 2 * 16,  # three targets
+    )
+    engines = Engines(fused=Float32Engine, sizes=sizes)
+    found = evaluate_nine(model, engines, stream)
+    (engine,) = engines.made
+    assert (engine.chunks, engine.targets_at_once, engine.targets_together) == (4, 2, 4)
     assert_same(found, whole)
 
 
 @pytest.mark.parametrize("value", [-200.0, float("-inf")])
-def test_too_low_log_probabilities_are_left_to_the_plain_worker(value, device):
-    """Sums underflow below exp(−115), and for masked classes. Samples agree to the bit."""
+def test_too_low_log_probabilities_are_left_to_the_plain_engine(value, device):
+    """Sums underflow below exp(−115), and for masked classes."""
     model = build(device, **MODELS["projection"])
     with torch.no_grad():
         model.softmax_bias[0] = value  # never a target
-    stream = StreamSettings(time=3, stripes=2, windows=2)
-    found, worker = evaluated(model, Float32Worker, stream, alphas=(1,))
-    wanted, _ = evaluated(model, LanguageWorker, stream, alphas=(1,))
-    assert worker.plain > 0
+    stream, engines = StreamSettings(window=3, stripes=2), Engines(fused=Float32Engine)
+    found = evaluate_nine(model, engines, stream, alphas=(1,))
+    wanted = evaluate_nine(model, Engines(), stream, alphas=(1,))
+    assert engines.made[1].batches == [0]
     for name, tensor in wanted.tensors.items():
-        same = found.tensors[name].nan_to_num(7), tensor.nan_to_num(7)
-        if name.startswith("det_"):  # still computed by the kernels
-            near = kernel_device.within(device, 1e-4, 1e-2)
-            torch.testing.assert_close(*same, rtol=near, atol=near)
-        else:
-            assert torch.equal(*same), name
+        assert torch.equal(found.tensors[name].nan_to_num(7), tensor.nan_to_num(7)), name
 
 
 def test_nan_logits_are_refused(device):
     model = build(device, **MODELS["projection"])
-    stream = StreamSettings(time=3, stripes=2, windows=2)
     with torch.no_grad():
         model.softmax_bias[3] = float("nan")
+    engines = Engines(fused=Float32Engine)
     with pytest.raises(DataError, match="NaN or infinite logits"):
-        evaluated(model, Float32Worker, stream)
+        evaluate_nine(model, engines, StreamSettings(window=3, stripes=2))
+
+
+def protocol_of(multipliers):
+    """A protocol of 4 samples, for features under masks."""
+    request = Request(ad.Grid((1,), multipliers), Plan(4), stream=StreamSettings())
+    return Protocol(request, 0.125, 8.0, V, "", batched=True, shared=False)
 
 
 @pytest.mark.parametrize("name", ["projection", "room for one bias"])
@@ -98,8 +101,7 @@ def test_two_float16_columns_hold_the_bias_nearly_as_float32(name, device):
     model = build(device, **MODELS[name])
     copies = Copies(model, torch.float16)
     copies.pack()
-    protocol = Protocol("valid", ad.Grid((1,), (1,)), Plan(4), 0.125, 8.0, V, "", True, False)
-    sampled = SampledFeatures(copies, protocol, StreamSettings())
+    sampled = SampledFeatures(copies, protocol_of((1,)))
     bias = model.softmax_bias.detach() * math.log2(math.e)
     table = with_bias(sampled).double()
     size = model.embedding.shape[1]
@@ -138,15 +140,13 @@ def test_carried_states_match_the_model(device):
 
 @pytest.mark.parametrize("gate", range(4))
 def test_a_nan_gate_shows_in_every_sample(gate, device):
-    """The plain form would report it; `require_held` must be able to see it."""
+    """The plain form would report it; `why_not_held` must be able to see it."""
     model = build(device, **MODELS["two layers"])
     with torch.no_grad():
         model.stack.layers[0].bias[6 * gate + 2] = torch.nan
     copies = Copies(model, torch.float32)
     copies.pack()
-    grid = ad.Grid((1,), (0.5, 1))
-    protocol = Protocol("valid", grid, Plan(4), 0.125, 8.0, V, "", batched=True, shared=False)
-    sampled = SampledFeatures(copies, protocol, StreamSettings())
+    sampled = SampledFeatures(copies, protocol_of((0.5, 1)))
     zeros = torch.zeros(1, 6, device=device)
     tokens = torch.ones(1, 2, dtype=torch.int64, device=device)
     _, plain = sampled.run(tokens, ((zeros, zeros),) * 2, 0)

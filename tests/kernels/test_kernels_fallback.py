@@ -1,5 +1,6 @@
 """What the kernels do not support, each reason by name, and that the plain form then runs."""
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import kernel_device
 import pytest
 import tiny_run
 import torch
+from tiny_evaluation import Engines
 from torch import nn
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources
@@ -16,12 +18,19 @@ from triton.runtime.errors import OutOfResources
 import afterdrop as ad
 from afterdrop import kernels, train
 from afterdrop.errors import DataError
-from afterdrop.evaluation.api import Settings
-from afterdrop.evaluation.engines.kernel_sums import why_not as why_not_summed
-from afterdrop.evaluation.engines.text import LanguageWorker, StreamSettings, _fused, evaluate_text
-from afterdrop.evaluation.engines.text_fused import FusedLanguageWorker
-from afterdrop.evaluation.engines.text_fused import why_not as why_not_evaluated
-from afterdrop.evaluation.request import Protocol
+from afterdrop.evaluation.chunks import Memory
+from afterdrop.evaluation.engines import kernel_sums, text_fused
+from afterdrop.evaluation.engines.dispatch import (
+    evaluation_engines,
+    fused_text_reason,
+    operations_for,
+)
+from afterdrop.evaluation.engines.generic import GenericEngine, Operations
+from afterdrop.evaluation.engines.supported import unsupported
+from afterdrop.evaluation.likelihoods.categorical import Categorical
+from afterdrop.evaluation.loop import Execution, run_evaluation
+from afterdrop.evaluation.request import Protocol, Request, StreamSettings
+from afterdrop.evaluation.text_evaluation import run_text
 from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel, LanguageModelConfig
 from afterdrop.models.fused import DeterministicPass, why_not_fused
@@ -148,36 +157,105 @@ def test_a_run_shared_by_ranks_has_no_kernels(folder, able):
     ids=str,
 )
 def test_evaluations_that_kernels_do_not_support(change, reason, able):
-    config = LanguageModelConfig(9, (4,), **change.get("model", {}))
-    model = LanguageModel(config).to(change.get("dtype", torch.float32))
-    grid = change.get("grid", ad.Grid((0, 0.5, 1), (0, 1)))
-    stream = change.get("stream", StreamSettings())
-    settings = Settings(grid, change.get("plan", Plan(4)), temperatures=change.get("temperatures"))
-    assert why_not_evaluated(model, settings, stream, CPU) == reason
+    options = {"stream": StreamSettings(), **change}
+    config = LanguageModelConfig(9, (4,), **options.pop("model", {}))
+    model = LanguageModel(config).to(options.pop("dtype", torch.float32))
+    request = Request(**{"grid": ad.Grid((0, 0.5, 1), (0, 1)), "plan": Plan(4)} | options)
+    assert text_fused.supports(request, model, CPU) == reason
+
+
+def test_only_language_models_have_kernels_of_their_own(able):
+    request = Request(ad.Grid((0, 1), (0, 1)), Plan(4))
+    reason = text_fused.supports(request, nn.Linear(2, 2), CPU)
+    assert reason == "Linear is not a LanguageModel"
 
 
 @pytest.mark.parametrize(
-    ("high", "reason"), [(8.0, None), (20.0, "temperatures=(0.125, 20.0) are too far apart")]
+    ("temperatures", "reason"),
+    [
+        (None, None),  # a default bracket spans a factor of 64
+        ((0.125, 8.0), None),
+        ((0.125, 20.0), "temperatures=(0.125, 20.0) are too far apart"),
+    ],
 )
-def test_temperatures_that_kernels_do_not_support(high, reason, able):
-    grid = ad.Grid((0, 1), (0, 1))
-    protocol = Protocol("valid", grid, Plan(4), 0.125, high, 9, "", batched=True, shared=False)
-    assert why_not_summed(protocol, CPU) == reason
+def test_temperatures_that_kernels_do_not_support(temperatures, reason, able):
+    request = Request(ad.Grid((0, 1), (0, 1)), Plan(4), temperatures=temperatures)
+    assert kernel_sums.supports(request, nn.Linear(2, 2), CPU) == reason
+    sums = [operations.sums for operations in operations_for(request, nn.Linear(2, 2), CPU)]
+    assert (kernel_sums.KernelSums in sums) == (reason is None)
+
+
+def extended(options):
+    """The same options with one more field."""
+    name = f"Later{type(options).__name__}"
+    later = dataclasses.make_dataclass(
+        name, [("new", bool, False)], bases=(type(options),), frozen=True
+    )
+    values = {field.name: getattr(options, field.name) for field in dataclasses.fields(options)}
+    return later(**values)
+
+
+@pytest.mark.parametrize(
+    ("where", "tables"),
+    [
+        (None, [text_fused, kernel_sums]),
+        ("grid", [text_fused, kernel_sums]),
+        ("plan", [text_fused, kernel_sums]),
+        ("stream", [text_fused]),  # sums do not depend on how a text is read
+    ],
+)
+def test_an_option_that_the_kernels_do_not_know_is_refused(where, tables, able):
+    model = LanguageModel(LanguageModelConfig(9, (4,), output_dropout=0.5))
+    request = Request(ad.Grid((0, 1), (0, 1)), Plan(4), stream=StreamSettings())
+    assert fused_text_reason(request, model, CPU) is None
+    if where is None:
+        request = extended(request)
+    else:
+        part = extended(getattr(request, where))
+        request = dataclasses.replace(request, **{where: part})
+    reason = "new=False is not known to the kernels"
+    for engine in tables:
+        assert unsupported(request, engine.SUPPORTED) == reason
+        assert engine.supports(request, model, CPU) == reason
+    assert fused_text_reason(request, model, CPU) == reason
+    sums = [operations.sums for operations in operations_for(request, model, CPU)]
+    assert (kernel_sums.KernelSums in sums) == (kernel_sums not in tables)
+
+
+@pytest.mark.parametrize("engine", [text_fused, kernel_sums], ids=lambda engine: engine.__name__)
+def test_every_option_of_a_request_is_listed(engine):
+    assert set(engine.SUPPORTED) == {field.name for field in dataclasses.fields(Request)}
 
 
 def test_a_cpu_evaluates_without_kernels_even_in_the_interpreter():
     model = LanguageModel(LanguageModelConfig(9, (4,), output_dropout=0.5))
-    settings, stream = Settings(ad.Grid((0, 1), (0, 1)), Plan(4)), StreamSettings()
-    assert why_not_evaluated(model, settings, stream, CPU) is not None
-    assert _fused(model, settings, stream, 9) == (LanguageWorker, None)
+    request = Request(ad.Grid((0, 1), (0, 1)), Plan(4), stream=StreamSettings())
+    assert text_fused.supports(request, model, CPU) == "cpu is not a CUDA device"
+    assert operations_for(request, model, CPU) == [Operations()]
+    protocol = Protocol(request, 0.125, 8.0, 9, "", batched=True, shared=False)
+    engines, reason = evaluation_engines(model, protocol, Categorical(), None, Memory.of(CPU))
+    assert isinstance(engines.engine, GenericEngine) and reason is None
+
+
+def test_a_gpu_without_kernels_gives_the_reason_for_texts(monkeypatch):
+    monkeypatch.setattr(kernels, "why_not", lambda device: "Turing is older")
+    on_gpu = types.SimpleNamespace(parameters=lambda: iter([types.SimpleNamespace(device=CUDA)]))
+    for stream, reason in ((StreamSettings(), "Turing is older"), (None, None)):
+        request = Request(ad.Grid((0, 1), (0, 1)), Plan(4), stream=stream)
+        protocol = Protocol(request, 0.125, 8.0, 9, "", batched=True, shared=False)
+        engines, found = evaluation_engines(on_gpu, protocol, Categorical(), None, Memory.of(CPU))
+        assert isinstance(engines.engine, GenericEngine) and found == reason
 
 
 @pytest.mark.parametrize("shown", [True, False])
-def test_a_gpu_without_kernels_is_noted_with_the_progress_bar(shown, monkeypatch, capsys):
-    monkeypatch.setattr(kernels, "why_not", lambda device: "Turing is older")
-    on_gpu = types.SimpleNamespace(softmax_bias=types.SimpleNamespace(device=CUDA))
-    settings = Settings(ad.Grid((0, 1), (0, 1)), Plan(4), progress=shown)
-    assert _fused(on_gpu, settings, StreamSettings(), 9) == (LanguageWorker, None)
+def test_the_reason_appears_only_with_the_progress_bar(shown, capsys):
+    def choose(*args):
+        return Engines()(*args)[0], "Turing is older"
+
+    net = nn.Sequential(nn.Dropout(0.5), nn.Linear(4, 3))
+    data = [(torch.randn(6, 4), torch.randint(3, (6,)))]
+    request = Request(ad.Grid((0, 1), (0, 1)), Plan(4))
+    run_evaluation(net, data, request, Execution(progress=shown), choose_engines=choose)
     note = "Evaluating without kernels, which is slower: Turing is older.\n"
     assert capsys.readouterr().out == (note if shown else "")
 
@@ -312,32 +390,34 @@ def test_a_run_out_of_memory_raises(folder, tmp_path, able, monkeypatch):
 def test_an_evaluation_whose_kernels_fail_equals_the_plain_one(monkeypatch):
     torch.manual_seed(0)
     model = LanguageModel(LanguageModelConfig(9, (4,), input_dropout=0.3, output_dropout=0.5))
-    settings = Settings(ad.Grid((0, 1), (0, 1)), Plan(4), temperatures=(0.25, 4))
-    text = torch.randint(1, 9, (40,))
-    stream = StreamSettings(time=5, windows=2)
-    wanted = evaluate_text(model, text, 0, settings, stream, lines=False)
+    request = Request(
+        ad.Grid((0, 1), (0, 1)), Plan(4), temperatures=(0.25, 4), stream=StreamSettings(window=5)
+    )
+    text, execution = torch.randint(1, 9, (40,)), Execution(windows=2)
+    wanted = run_text(model, text, 0, request, execution, lines=False)
     monkeypatch.setattr(kernels, "why_not", lambda device: None)
     monkeypatch.setattr(DeterministicPass, "run", failing(FAILURES[0]))
-    monkeypatch.setattr(FusedLanguageWorker, "_windows", failing(FAILURES[1]))
+    monkeypatch.setattr(text_fused.TextFusedEngine, "_windows", failing(FAILURES[1]))
     monkeypatch.setattr("afterdrop.kernels.log_partitions.log_partitions", failing(FAILURES[2]))
     monkeypatch.setattr(kernels._partitions, "reason", None)
     with pytest.warns(UserWarning, match="continues without kernels") as caught:
-        found = evaluate_text(model, text, 0, settings, stream, lines=False)
+        found = run_text(model, text, 0, request, execution, lines=False)
     assert len(caught) == 3  # each once, although there are four batches
     for name, tensor in wanted.tensors.items():
         assert torch.equal(found.tensors[name], tensor), name
 
 
-def test_any_model_is_evaluated_without_kernels_that_fail(monkeypatch):
+def test_any_model_is_evaluated_without_kernels_that_fail():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Dropout(0.5), nn.Linear(8, 3))
     data = [(torch.randn(6, 4), torch.randint(3, (6,))) for _ in range(3)]
-    wanted = ad.evaluate(net, data, grid=ad.Grid((0, 1), (0, 1)), num_samples=4)
-    monkeypatch.setattr(kernels, "why_not", lambda device: None)
-    monkeypatch.setattr(kernels._partitions, "reason", "not under test")
-    monkeypatch.setattr("afterdrop.kernels.mask_ops.fused_draw_mask", failing(FAILURES[3]))
+    request = Request(ad.Grid((0, 1), (0, 1)), Plan(4))
+    wanted = run_evaluation(net, data, request, Execution())
+    broken = Operations(draw=failing(FAILURES[3]), kernels=True)
+    engines = Engines(broken, broken, Operations())
     with pytest.warns(UserWarning, match="C compiler") as caught:
-        found = ad.evaluate(net, data, grid=ad.Grid((0, 1), (0, 1)), num_samples=4)
+        found = run_evaluation(net, data, request, Execution(), choose_engines=engines)
     assert len(caught) == 1
+    assert [engine.batches for engine in engines.made] == [[0], [0, 1, 2]]
     for name, tensor in wanted.tensors.items():
         assert torch.equal(found.tensors[name], tensor), name

@@ -1,13 +1,16 @@
 """The kernels of the generic engine: masks of any site, and sums of any model's logits."""
 
-import importlib
-
 import kernel_device
 import pytest
 import torch
+from tiny_evaluation import Engines
 from torch import nn
 
 import afterdrop as ad
+from afterdrop.evaluation.engines.generic import Operations
+from afterdrop.evaluation.engines.kernel_sums import KernelSums
+from afterdrop.evaluation.loop import Execution, run_evaluation
+from afterdrop.evaluation.request import Request
 from afterdrop.kernels.family_sums import LOWEST_MEAN_LOG_P
 from afterdrop.kernels.mask_ops import fused_draw_mask
 from afterdrop.masks.rows import Layout, Rows, draw_row_mask
@@ -15,7 +18,6 @@ from afterdrop.masks.uniforms import Plan, site_key
 
 pytestmark = kernel_device.quiet
 device = kernel_device.device
-worker = importlib.import_module("afterdrop.evaluation.engines.generic")
 
 
 LAYOUTS = [
@@ -157,23 +159,28 @@ def test_masks_without_rows_are_left_to_the_plain_form(device):
     assert torch.equal(fast.mask, draw_row_mask(rows, 9, Layout(None), like, (0.5,)).mask)
 
 
-def evaluations(monkeypatch, device, scale):
-    """The same evaluation with the plain accumulator and with the kernels."""
+KERNEL_SUMS = Operations(sums=KernelSums, kernels=True)
+
+
+def evaluations(device, scale):
+    """The same evaluation with the plain accumulator and with the kernels, and their engines."""
     model = nn.Sequential(nn.Linear(5, 12), nn.ReLU(), nn.Dropout(0.5), nn.Linear(12, 7))
     with torch.no_grad():
         model[3].weight.mul_(scale)
     x, y = torch.randn(4, 5), torch.tensor([0, -100, 6, 3])
     batches = [(x.to(device), y.to(device))]
-    how = {"grid": ad.Grid((0, 0.5, 1), (0, 0.5, 1)), "num_samples": 6, "temperatures": (0.125, 8)}
-    found = []
-    for suits in (False, True):
-        monkeypatch.setattr(worker, "_suits_kernels", lambda *_, suits=suits: suits)
-        found.append(ad.evaluate(model.to(device), batches, **how))
-    return found
+    request = Request(ad.Grid((0, 0.5, 1), (0, 0.5, 1)), Plan(6), temperatures=(0.125, 8))
+    engines = Engines(KERNEL_SUMS, Operations())
+    plain, fused = (
+        run_evaluation(model.to(device), batches, request, Execution(), choose_engines=choose)
+        for choose in (Engines(), engines)
+    )
+    return plain, fused, engines.made
 
 
-def test_kernels_match_every_result_of_the_plain_accumulator(monkeypatch, device):
-    plain, fused = evaluations(monkeypatch, device, scale=1)
+def test_kernels_match_every_result_of_the_plain_accumulator(device):
+    plain, fused, engines = evaluations(device, scale=1)
+    assert len(engines) == 1  # the plain one was not needed
     assert set(plain.tensors) == set(fused.tensors)
     for name, tensor in plain.tensors.items():
         other = fused.tensors[name]
@@ -183,8 +190,9 @@ def test_kernels_match_every_result_of_the_plain_accumulator(monkeypatch, device
         torch.testing.assert_close(other, tensor, rtol=1e-5, atol=near, msg=lambda m, n=name: n + m)
 
 
-def test_probabilities_too_low_for_plain_sums_are_summed_in_log_space(monkeypatch, device):
-    plain, fused = evaluations(monkeypatch, device, scale=600)
+def test_probabilities_too_low_for_plain_sums_are_summed_in_log_space(device):
+    plain, fused, engines = evaluations(device, scale=600)
+    assert [engine.batches for engine in engines] == [[0], [0]]
     assert float(plain.field("sampled", "lowest").min()) < LOWEST_MEAN_LOG_P
     for name, tensor in plain.tensors.items():
         assert torch.equal(fused.tensors[name], tensor), name
@@ -206,21 +214,22 @@ class Small(nn.Module):
         return self.out(self.encoder(self.spatial(self.embedding(tokens)), mask, is_causal=True))
 
 
-def test_scores_are_the_same_with_masks_from_kernels(monkeypatch, device):
+def test_scores_are_the_same_with_masks_from_kernels(device):
+    """Without the kernels for sums over samples, which interpolate."""
     torch.manual_seed(0)
     model, tokens = Small().to(device), torch.randint(5, (3, 3)).to(device)
-    how = {"grid": ad.Grid((0, 1), (0.5, 1)), "num_samples": 4, "temperatures": (0.25, 4)}
-    found = []
-    # Without the kernels for sums over samples, which interpolate.
-    monkeypatch.setattr(worker, "_suits_kernels", lambda *_: False)
-    for ready in (False, True):
-        monkeypatch.setattr(worker.kernels, "ready", lambda _, ready=ready: ready)
-        found.append(ad.evaluate(model, [(tokens, tokens)], **how).tensors)
-    for name, tensor in found[0].items():
-        torch.testing.assert_close(found[1][name], tensor, rtol=1e-4, atol=1e-5)
+    request = Request(ad.Grid((0, 1), (0.5, 1)), Plan(4), temperatures=(0.25, 4))
+    plain, fused = (
+        run_evaluation(
+            model, [(tokens, tokens)], request, Execution(), choose_engines=Engines(operations)
+        )
+        for operations in (Operations(), Operations(fused_draw_mask, kernels=True))
+    )
+    for name, tensor in plain.tensors.items():
+        torch.testing.assert_close(fused.tensors[name], tensor, rtol=1e-4, atol=1e-5)
 
 
-def test_nan_logits_are_refused_with_the_batch(monkeypatch, device):
+def test_nan_logits_are_refused_with_the_batch(device):
     class Broken(nn.Module):
         def __init__(self):
             super().__init__()
@@ -231,7 +240,8 @@ def test_nan_logits_are_refused_with_the_batch(monkeypatch, device):
             # Only dropped inputs are broken: the deterministic pass is finite.
             return logits + torch.where((self.drop(x) == 0).any(), float("nan"), 0.0)
 
-    monkeypatch.setattr(worker, "_suits_kernels", lambda *_: True)
     batches = [(torch.ones(2, 5, device=device), torch.tensor([0, 1], device=device))]
-    with pytest.raises(ad.AfterdropError, match="NaN"):
-        ad.evaluate(Broken().to(device), batches, num_samples=4)
+    request, engines = Request(ad.Grid((0, 1), (0, 1)), Plan(4)), Engines(KERNEL_SUMS, Operations())
+    with pytest.raises(ad.AfterdropError, match="NaN or infinite logits for batch 0"):
+        run_evaluation(Broken().to(device), batches, request, Execution(), choose_engines=engines)
+    assert [engine.batches for engine in engines.made] == [[0], [0]]

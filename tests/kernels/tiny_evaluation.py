@@ -1,14 +1,17 @@
 """Evaluations small enough for the interpreter: language models on nine tokens."""
 
-import dataclasses
+from functools import partial
 
 import torch
-from afterdrop.evaluation.passes import Reader
 
 import afterdrop as ad
 from afterdrop.data import EvalStripes
-from afterdrop.evaluation.api import Settings, run_evaluation
-from afterdrop.evaluation.engines.text_fused import FusedLanguageWorker
+from afterdrop.evaluation.engines.dispatch import Dispatcher, EngineMaker
+from afterdrop.evaluation.engines.generic import GenericEngine, ModelPasses, Operations
+from afterdrop.evaluation.engines.text import TextPasses
+from afterdrop.evaluation.engines.text_fused import TextFusedEngine
+from afterdrop.evaluation.loop import Execution, run_evaluation
+from afterdrop.evaluation.request import Request
 from afterdrop.evaluation.text_windows import Windows
 from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel, LanguageModelConfig
@@ -18,17 +21,63 @@ V = 13
 HALF_NODES = 11  # coarse nodes; T = 1 follows them
 
 
-class Float32Worker(FusedLanguageWorker):
-    dtype = torch.float32
-    chunks = plain = 0  # chunks by the kernels, batches by the plain form
+class Float32Engine(TextFusedEngine):
+    """The fused engine with float32 operands; counts its chunks."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, dtype=torch.float32, **options)
+        self.chunks = 0
 
     def _windows(self, *args):
         self.chunks += 1
         return super()._windows(*args)
 
-    def _shrinking(self, *args):
-        self.plain += 1
-        return super()._shrinking(*args)
+
+class PlainEngine(GenericEngine):
+    """The generic engine; records the numbers of its batches."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.batches = []
+
+    def run(self, batch, number):
+        self.batches.append(number)
+        return super().run(batch, number)
+
+
+class Engines:
+    """Chooses engines for `run_evaluation`, and keeps those that were made.
+
+    Args:
+        operations: Of one generic engine each, which come after the fused one.
+        fused: The class of the fused engine; None to leave it out.
+        options: Of the fused engine.
+    """
+
+    def __init__(self, *operations, fused=None, **options):
+        self.operations, self.fused, self.options, self.made = operations, fused, options, []
+
+    def __call__(self, model, protocol, likelihood, sites, memory):
+        self.memory, self.budget = memory, memory.budget
+        fused = partial(self._fused, model, protocol, likelihood, memory)
+        candidates = [] if self.fused is None else [EngineMaker(fused, kernels=True)]
+        for operations in self.operations or (Operations(),):
+            make = partial(self._generic, model, protocol, likelihood, sites, memory, operations)
+            candidates.append(EngineMaker(make, operations.kernels))
+        return Dispatcher(candidates, memory, "the evaluation of samples"), None
+
+    def _fused(self, *args):
+        self.made.append(self.fused(*args, **self.options))
+        return self.made[-1]
+
+    def _generic(self, model, protocol, likelihood, sites, memory, operations):
+        if protocol.request.stream is None:
+            passes = ModelPasses(model, sites, protocol.request.batch_dim, operations.draw)
+        else:
+            passes = TextPasses(model, protocol, sites, operations)
+        engine = PlainEngine(model, protocol, likelihood, sites, passes, memory, operations)
+        self.made.append(engine)
+        return engine
 
 
 def build(device, **options):
@@ -41,26 +90,29 @@ def build(device, **options):
     return model
 
 
-def evaluated(model, kind, stream, *, fused_states=False, alphas=(0, 1), resume=None):
-    """The scores of a text of 9 tokens, and the worker that computed them."""
+def evaluate_nine(
+    model,
+    engines,
+    stream,
+    *,
+    windows=2,
+    alphas=(0, 1),
+    fused_states=False,
+    resume=None,
+    change=lambda batches: batches,
+):
+    """The scores of a text of 9 tokens; `change` is applied to its batches."""
     text = torch.randint(1, V, (9,), generator=torch.Generator().manual_seed(0))
-    stripes = EvalStripes(text, 0, stream.stripes, stream.time, lines=False)
+    stripes = EvalStripes(text, 0, stream.stripes, stream.window, lines=False)
     passes = None
     if fused_states:
         copies = Copies(model, torch.float32)
         copies.pack()
-        passes = DeterministicPass(copies, stream.stripes, stream.time)
-    settings = Settings(ad.Grid(alphas, (0, 0.5, 1)), Plan(4), temperatures=(0.125, 8))
-    settings = dataclasses.replace(settings, stream=stream.named(), reader=Reader(0, -100))
-    settings = dataclasses.replace(settings, resume=resume)
-    made = []
-
-    def worker(*args):
-        made.append(kind(*args, stream=stream))
-        return made[0]
-
-    windows = Windows(model, stripes, stream.windows, passes)
-    return run_evaluation(model, windows, settings, worker, len(text)), made[0]
+        passes = DeterministicPass(copies, stream.stripes, stream.window)
+    request = Request(ad.Grid(alphas, (0, 0.5, 1)), Plan(4), temperatures=(0.125, 8), stream=stream)
+    batches = change(Windows(model, stripes, windows, passes))
+    execution = Execution(resume=resume)
+    return run_evaluation(model, batches, request, execution, len(text), engines)
 
 
 def assert_same(found, wanted, tolerance=1e-5):

@@ -63,8 +63,8 @@ class Dispatcher:
         def start(engine: Engine) -> Callable[[], Any]:
             return engine.begin(batch, number)
 
-        waiting = self._attempt(start, start)
-        return partial(self._finish, waiting, batch, number)
+        engine, waiting = self._attempt(self.engine, start, start)
+        return partial(self._finish, engine, waiting, batch, number)
 
     def carried(self) -> Results:
         """What the next batch needs of those before it, for resuming."""
@@ -74,37 +74,48 @@ class Dispatcher:
         """Takes up what `carried` gave."""
         self.engine.restore(carried)
 
-    def _finish(self, waiting: Callable[[], Any], batch: Any, number: int) -> Any:
+    def _finish(self, engine: Engine, waiting: Callable[[], Any], batch: Any, number: int) -> Any:
+        """The results of a batch that `engine` began, which may have been given up since."""
+
         def again(engine: Engine) -> Any:
             return engine.begin(batch, number)()
 
-        outcome = self._attempt(lambda engine: waiting(), again)
+        engine, outcome = self._attempt(engine, lambda _: waiting(), again)
         while isinstance(outcome, str):  # why that engine cannot compute this batch
-            self._move_on(plain=False)
-            outcome = self._attempt(again, again)
+            if engine is self.engine:
+                self._move_on(plain=False)
+            engine, outcome = self._attempt(self.engine, again, again)
         return outcome
 
-    def _attempt(self, first: Callable[[Engine], Any], again: Callable[[Engine], Any]) -> Any:
-        """What `first` gives; `again` on smaller chunks or the next engine where that fails."""
+    def _attempt(
+        self, engine: Engine, first: Callable[[Engine], Any], again: Callable[[Engine], Any]
+    ) -> tuple[Engine, Any]:
+        """What `first` gives; `again` on smaller chunks or the next engine where that fails.
+
+        Returns:
+            The engine that succeeded, and the result.
+        """
         call = first
         while True:
             try:
-                return call(self.engine)
+                return engine, call(engine)
             except Exception as error:
-                if _out_of_memory(error) and self.memory.halve():
-                    self.engine.clear()
-                    if torch.cuda.is_available():
-                        torch.cuda.empty_cache()
-                else:
-                    self._fall_back(error)
-            call = again
+                halved = _out_of_memory(error) and self.memory.halve()
+                if not halved:
+                    self._fall_back(error, engine)
+            if halved:  # only here are the tensors freed to which the error's frames refer
+                self.engine.clear()
+                if torch.cuda.is_available():
+                    torch.cuda.empty_cache()
+            engine, call = self.engine, again
 
-    def _fall_back(self, error: Exception) -> None:
+    def _fall_back(self, error: Exception, engine: Engine) -> None:
         """Goes on without kernels if they are what failed; raises every other error again."""
-        if not self.engine.kernels:
+        if not engine.kernels:
             raise error
         kernels.reason_to_fall_back(error, self._what)
-        self._move_on(plain=True)
+        if self.engine.kernels:
+            self._move_on(plain=True)
 
     def _move_on(self, *, plain: bool) -> None:
         """Takes the next engine, or the next without kernels; results so far are as good."""

@@ -20,15 +20,17 @@ from afterdrop.family.member import Grid
 from afterdrop.family.partition_ladder import HALVES_EVERY, PartitionLadder
 from afterdrop.family.temperature import COARSE, Nodes
 from afterdrop.kernels.family_sums import ALPHAS, LOWEST_MEAN_LOG_P, OF_SAMPLES, FamilySums
+from afterdrop.masks.uniforms import Plan
 
 
 def why_not_grid(grid: Grid) -> str | None:
     """Why the kernels cannot sum the samples of a grid; None if they can."""
-    if grid.temper != "mean":
-        return f"temper is {grid.temper!r}"
-    if not set(grid.alphas) <= set(ALPHAS):
-        return f"alphas {grid.alphas} are not all among {ALPHAS}"
-    return None
+    return unsupported(grid, _GRID)
+
+
+def why_not_plan(plan: Plan) -> str | None:
+    """Why the kernels cannot sum the samples of a plan; None if they can."""
+    return unsupported(plan, _PLAN)
 
 
 def why_not_temperatures(temperatures: tuple[float, float] | None) -> str | None:
@@ -43,10 +45,23 @@ def supports(request: Request, model: nn.Module, device: torch.device) -> str | 
     return kernels.why_not(device) or unsupported(request, SUPPORTED)
 
 
+def _why_not_alphas(alphas: tuple[float, ...]) -> str | None:
+    return None if set(alphas) <= set(ALPHAS) else f"alphas {alphas} are not all among {ALPHAS}"
+
+
 # What the sums support of each field of a request; a field that is not listed is refused.
+_GRID: Mapping[str, Check] = {
+    "alphas": _why_not_alphas,
+    "multipliers": any_value,
+    "temper": lambda temper: None if temper == "mean" else f"temper is {temper!r}",
+}
+_PLAN: Mapping[str, Check] = {
+    "blocks": lambda blocks: None if blocks == 2 else f"samples are in {blocks} blocks",
+    **dict.fromkeys(("num_samples", "seed", "scheme"), any_value),
+}
 SUPPORTED: Mapping[str, Check] = {
     "grid": why_not_grid,
-    "plan": lambda plan: None if plan.blocks == 2 else f"samples are in {plan.blocks} blocks",
+    "plan": why_not_plan,
     "temperatures": why_not_temperatures,
     **dict.fromkeys(
         ("split", "rates", "noise", "batch_dim", "class_dim", "ignore_index", "stream", "limit"),

@@ -52,7 +52,7 @@ from afterdrop.models import LanguageModel
 from afterdrop.models.fused import Copies, DeterministicPass, why_not_fused
 from afterdrop.transfer import Parcel, Post, upload
 
-DTYPE = torch.float16  # of operands and logits; eight times finer than bfloat16
+DTYPE = torch.float16  # of operands and logits: eight times finer than bfloat16
 _LOWEST = "lowest"  # beside the results of a chunk: what `why_not_held` reads
 
 
@@ -91,16 +91,22 @@ def _why_not_grid(grid: Grid) -> str | None:
 
 
 def _why_not_plan(plan: Plan) -> str | None:
-    return why_not_drawn(plan) or ("there is one sample" if plan.num_samples == 1 else None)
+    if plan.num_samples == 1:
+        return "there is one sample"
+    return why_not_drawn(plan) or kernel_sums.why_not_plan(plan)
 
 
 def _why_not_stream(stream: StreamSettings | None) -> str | None:
     if stream is None:
         return "the request has no stream settings"
-    return None if stream.carry == "deterministic" else f"carry is {stream.carry!r}"
+    return unsupported(stream, _STREAM)
 
 
 # What the kernels support of each field of a request; a field that is not listed is refused.
+_STREAM: Mapping[str, Check] = {
+    "carry": lambda carry: None if carry == "deterministic" else f"carry is {carry!r}",
+    **dict.fromkeys(("window", "stripes", "lifetime"), any_value),
+}
 SUPPORTED: Mapping[str, Check] = {
     "grid": _why_not_grid,
     "plan": _why_not_plan,
@@ -123,6 +129,7 @@ class TextFusedEngine:
         likelihood: Reads targets.
         memory: The budget.
         sizes: How much runs at once.
+        dtype: The type of operands and logits.
     """
 
     ahead = 1
@@ -135,11 +142,12 @@ class TextFusedEngine:
         likelihood: Likelihood,
         memory: Memory,
         sizes: Sizes = Sizes(),  # noqa: B008 (frozen)
+        dtype: torch.dtype = DTYPE,
     ) -> None:
         assert protocol.request.stream is not None
         self.model, self.protocol, self.likelihood = model, protocol, likelihood
         self.memory, self.sizes = memory, sizes
-        self.copies = Copies(model, DTYPE)
+        self.copies = Copies(model, dtype)
         self.copies.pack()
         self.device, V = model.softmax_bias.device, protocol.num_classes
         self.multipliers, K = protocol.grid.stochastic, protocol.plan.num_samples
