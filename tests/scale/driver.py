@@ -16,9 +16,8 @@ import torch.distributed as dist
 
 import afterdrop as ad
 from afterdrop import train
-from afterdrop.evaluation.api import Settings
-from afterdrop.evaluation.engines.text import StreamSettings, evaluate_text
-from afterdrop.masks.uniforms import Plan
+from afterdrop.evaluation.loop import Execution
+from afterdrop.evaluation.text_evaluation import run_text
 from afterdrop.ranks import current
 from afterdrop.train.text_task import TextTask
 
@@ -51,10 +50,8 @@ def evaluated(name, **options):
 
 def text_evaluated(name, **stream):
     model, text = tiny.language_model()
-    how = Settings(tiny.GRID, Plan(4), resume=folder / f"{name}.parts", ranks=current("split"))
-    scores = evaluate_text(
-        model, text, 0, how, StreamSettings(time=5, windows=2, **stream), lines=False
-    )
+    execution = Execution(resume=folder / f"{name}.parts", ranks=current("split"), windows=2)
+    scores = run_text(model, text, 0, tiny.text_request(**stream), execution, lines=False)
     scores.save(folder / f"{name}-{rank}.safetensors")
 
 
