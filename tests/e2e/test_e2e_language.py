@@ -1,6 +1,6 @@
 """The paper's whole experiment on the command line, on a user's own text, in small."""
 
-import json
+import dataclasses
 import random
 import shutil
 import subprocess
@@ -13,6 +13,7 @@ import torch
 
 import afterdrop as ad
 from afterdrop.cli import main
+from afterdrop.evaluation import StreamSettings
 from afterdrop.models.fingerprint import fingerprint
 from afterdrop.train import load_model
 from afterdrop.train.checkpoint import read_checkpoint, write_checkpoint
@@ -29,15 +30,16 @@ SMALL = [
 
 
 EAGER_PARTS = """
-import importlib, sys, time
-parts = importlib.import_module("afterdrop.evaluation.resume_store")
-parts._SECONDS = 0
-add = parts.Parts.add
+import sys, time
+from afterdrop.evaluation import resume_store
+resume_store._SECONDS = 0
+add = resume_store.ResumeStore.add
 def slow_add(self, *args):
     add(self, *args)
     time.sleep(0.2)
-parts.Parts.add = slow_add
+resume_store.ResumeStore.add = slow_add
 from afterdrop.cli import main
+from afterdrop.evaluation import StreamSettings
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -64,14 +66,9 @@ def test_train_evaluate_select_test_score_and_sample(run, capsys, tmp_path):
     assert "window=0 must be at least 1" in capsys.readouterr().err
     assert main(["evaluate", str(run), "--stripes", "2", *options]) == 0
     assert main(["select", str(run)]) == 0
-    notes = json.loads((run / "member.json").read_text())["notes"]
-    assert notes["stream"] == {
-        "time": 10,
-        "stripes": 2,
-        "carry": "deterministic",
-        "lifetime": "window",
-    }
-    assert _run_hint(capsys.readouterr().out)["predict"].stream.time == 10
+    stream = StreamSettings(window=10, stripes=2, carry="deterministic", lifetime="window")
+    assert ad.Run.open(run).choice.request.stream == stream
+    assert _run_hint(capsys.readouterr().out)["predict"].request.stream == stream
     assert main(["test", str(run), "--quiet"]) == 0
     assert "perplexity: " in capsys.readouterr().out
     scores = ad.Scores.load(run / "scores" / "test.safetensors")
@@ -104,14 +101,14 @@ def test_a_text_is_scored_as_it_was_evaluated(run, capsys, tmp_path):
     assert main(["evaluate", str(out), *options, "--which", "last", "--masks", "iid"]) == 0
     assert main(["select", str(out)]) == 0
     predict = _run_hint(capsys.readouterr().out)["predict"]
-    notes = ad.Member.load_notes(out / "member.json")
-    assert predict.plan.scheme == "iid"
-    assert fingerprint(predict.model) == notes["fingerprint"]
-    assert fingerprint(load_model(out).model) != notes["fingerprint"]
-    ad.AMC.save(out / "member.json", notes)  # whatever was chosen
+    opened = ad.Run.open(out)
+    assert predict.request.plan.scheme == "iid"
+    assert fingerprint(predict.model) == opened.choice.fingerprint
+    assert fingerprint(load_model(out).model) != opened.choice.fingerprint
+    opened.save_choice(dataclasses.replace(opened.choice, member=ad.AMC))  # whatever was chosen
     assert main(["score", str(out), str(run.parent / "text" / "valid.txt")]) == 0
     scores = ad.Scores.load(out / "scores" / "valid.safetensors")
-    assert f"perplexity {scores.perplexity(ad.AMC):.2f}" in capsys.readouterr().out
+    assert f"perplexity {scores.perplexity(ad.AMC).value:.2f}" in capsys.readouterr().out
 
 
 @pytest.mark.subprocess
@@ -163,7 +160,7 @@ def test_lamb_parity_evaluates_tempered_samples_with_their_own_states(run, capsy
     options = ["--num-samples", "4", "--alphas", "1", "--multipliers", "0.8", "--split", "train"]
     assert main(["evaluate", str(run), "--lamb", "--stripes", "20", "--quiet", *options]) == 0
     scores = ad.Scores.load(run / "scores" / "train.safetensors")
-    assert dict(scores.protocol.stream)["carry"] == "sampled"
+    assert scores.request.stream.carry == "sampled"
     member = ad.Member(1.0, 0.8, temper="sample")
     fitted = scores.fit(member).member
     assert scores.xe(fitted).value <= scores.xe(member).value + 1e-6
@@ -208,8 +205,8 @@ def test_own_text_has_sizes_and_units_of_its_level_and_bears_new_words(
         (["train", "ptb-25m", "--out", "x"], "ptb-24m"),
         (["train", "digits-mlp", "--out", "x", "--set", "optimiser.rate=1"], "optimiser"),
         (["train", "digits-mlp", "--out", "x", "--set", "seed"], "name=value"),
-        (["evaluate", "nowhere"], "no folder of afterdrop train"),
-        (["test", "nowhere"], "nowhere is no folder"),
+        (["evaluate", "nowhere"], "not a folder of afterdrop train"),
+        (["test", "nowhere"], "nowhere is not a folder"),
         (["data", "fetch"], "data fetch mnist"),
         (["data", "fetch", "ptb", "--data", "x"], "ptb cannot be fetched"),
     ],

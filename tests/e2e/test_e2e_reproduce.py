@@ -100,10 +100,10 @@ def test_a_job_trains_evaluates_all_splits_and_selects(tmp_path):
     assert plan["trained"] and set(plan["limits"]) == {"train", "valid", "test"}
     for split, limit in plan["limits"].items():
         scores = ad.Scores.load(folders[0] / "scores" / f"{split}.safetensors")
-        assert scores.protocol.limit == limit
+        assert scores.request.limit == limit
         assert scores.num_targets == limit or limit is None
         assert scores.protocol.grid.temper == ("mean" if split == "train" else "sample")
-    assert ad.Member.load(folders[0] / "member.json")
+    assert ad.Run.open(folders[0]).choice.request.split == "valid"
     tables = paper_tables(folders)
     assert all(table.rows for table in tables[:4])
     assert not any(table.missing for table in tables[:2])

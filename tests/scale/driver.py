@@ -16,6 +16,9 @@ import torch.distributed as dist
 
 import afterdrop as ad
 from afterdrop import train
+from afterdrop.evaluation.loop import Execution
+from afterdrop.evaluation.text_evaluation import run_text
+from afterdrop.ranks import current
 from afterdrop.train.text_task import TextTask
 
 folder = Path(sys.argv[-1])
@@ -47,16 +50,15 @@ def evaluated(name, **options):
 
 def text_evaluated(name, **stream):
     model, text = tiny.language_model()
-    resume = folder / f"{name}.parts"
-    options = {"grid": tiny.GRID, "num_samples": 4, "window": 5, "lines": False, **stream}
-    scores = ad.evaluate_text(model, text, 0, resume=resume, ranks="split", **options)
+    execution = Execution(resume=folder / f"{name}.parts", ranks=current("split"), windows=2)
+    scores = run_text(model, text, 0, tiny.text_request(**stream), execution, lines=False)
     scores.save(folder / f"{name}-{rank}.safetensors")
 
 
 def train_together():
     config = tiny.text_config(str(folder / "text"))
     notes["text"] = trained(config, "text-two")
-    notes["again"] = trained(config, "text-two")  # finished, as rank 0 says
+    notes["again"] = trained(config, "text-two")  # finished: told by rank 0
     notes["image"] = trained(tiny.image_config(), "image-two")
     notes["resumed"] = trained(config, "alone-then-two")  # one process was stopped there
     notes["late"] = trained(config, "late", max_minutes=1e-9 if rank == 1 else 60)
@@ -99,6 +101,6 @@ if __name__ == "__main__":
     train_together()
     evaluate_together()
     (folder / f"notes-{rank}.json").write_text(json.dumps(notes))
-    with contextlib.suppress(RuntimeError):  # the other rank may close first
+    with contextlib.suppress(RuntimeError):  # the other rank may close before it is heard
         dist.barrier()
     dist.destroy_process_group()

@@ -12,6 +12,8 @@ from safetensors.torch import load_file
 
 import afterdrop as ad
 from afterdrop import train
+from afterdrop.evaluation.loop import Execution
+from afterdrop.evaluation.text_evaluation import run_text
 from afterdrop.train.text_task import TextTask
 
 NUMBERS = ("loss", "prior", "xe", "temperature", "xe_optimal", "best_xe")
@@ -123,8 +125,7 @@ def test_every_rank_gets_the_scores_of_one_process_to_the_bit(world, tmp_path, n
 )
 def test_texts_are_shared_by_windows_or_by_multipliers(world, name, how):
     model, text = tiny.language_model()
-    options = {"grid": tiny.GRID, "num_samples": 4, "window": 5, "lines": False, **how}
-    alone = ad.evaluate_text(model, text, 0, **options)
+    alone = run_text(model, text, 0, tiny.text_request(**how), Execution(windows=2), lines=False)
     for rank in (0, 1):
         shared = ad.Scores.load(world[0] / f"{name}-{rank}.safetensors")
         assert shared.protocol == alone.protocol

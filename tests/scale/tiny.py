@@ -5,10 +5,17 @@ from torch import nn
 
 import afterdrop as ad
 from afterdrop import recipes
+from afterdrop.evaluation import Request, StreamSettings
+from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel, LanguageModelConfig
 from afterdrop.train import TrainConfig
 
 GRID = ad.Grid((0, 0.5, 1), (0, 0.5, 1))
+
+
+def text_request(**stream) -> Request:
+    """Four samples of every member on windows of five tokens."""
+    return Request(GRID, Plan(4), stream=StreamSettings(window=5, **stream))
 
 
 def text_config(text: str, intervals: int = 4) -> TrainConfig:
