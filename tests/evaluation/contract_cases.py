@@ -11,7 +11,7 @@ GRID = ad.Grid((0, 1), (0, 0.5, 1))
 OPTIONS = {"grid": GRID, "num_samples": 4, "temperatures": (0.25, 4.0)}
 
 
-def same(a, b):
+def assert_same(a, b):
     assert a.tensors.keys() == b.tensors.keys()
     for name, tensor in a.tensors.items():
         assert torch.equal(tensor, b.tensors[name]), name

@@ -6,7 +6,7 @@ import types
 
 import pytest
 import torch
-from contract_cases import GRID, OPTIONS, N, Two, good, same
+from contract_cases import GRID, OPTIONS, N, Two, assert_same, good
 from torch import nn
 
 import afterdrop as ad
@@ -38,7 +38,7 @@ class Encoding(collections.UserDict):
 )
 def test_inputs_as_tuple_list_and_mappings(two, wrap):
     a, b, y, expected = two
-    same(ad.evaluate(Two(), [(wrap(a, b), y)], **OPTIONS), expected)
+    assert_same(ad.evaluate(Two(), [(wrap(a, b), y)], **OPTIONS), expected)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_inputs_as_tuple_list_and_mappings(two, wrap):
 )
 def test_outputs_as_tensor_tuple_and_objects_with_logits(two, form):
     a, b, y, expected = two
-    same(ad.evaluate(Two(form), [((a, b), y)], **OPTIONS), expected)
+    assert_same(ad.evaluate(Two(form), [((a, b), y)], **OPTIONS), expected)
 
 
 def test_a_tensor_and_a_loader(two):
@@ -63,9 +63,9 @@ def test_a_tensor_and_a_loader(two):
     model = mlp()
     expected = ad.evaluate(model, [(x[:8], y[:8]), (x[8:], y[8:])], **OPTIONS)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), batch_size=8)
-    same(ad.evaluate(model, loader, **OPTIONS), expected)
-    same(ad.evaluate(model, iter(loader), **OPTIONS), expected)
-    same(
+    assert_same(ad.evaluate(model, loader, **OPTIONS), expected)
+    assert_same(ad.evaluate(model, iter(loader), **OPTIONS), expected)
+    assert_same(
         ad.evaluate(model, ((x[i : i + 8], y[i : i + 8].tolist()) for i in (0, 8)), **OPTIONS),
         expected,
     )
@@ -179,7 +179,7 @@ def test_classes_in_the_second_dimension_need_class_dim():
     with pytest.raises(DataError, match="no dimension class_dim=3"):
         ad.evaluate(model, [(x, y)], class_dim=3, **OPTIONS)
     found = ad.evaluate(model, [(x, y)], class_dim=1, **OPTIONS)
-    same(found, ad.evaluate(other, [(x, y)], **OPTIONS))
+    assert_same(found, ad.evaluate(other, [(x, y)], **OPTIONS))
     for member in (ad.DET, ad.AMC):
         log_probs = ad.Predictor(model, member, 4, class_dim=1)(x)
         torch.testing.assert_close(log_probs.transpose(1, 2), ad.Predictor(other, member, 4)(x))
@@ -253,7 +253,7 @@ def test_an_input_that_is_not_a_batch_but_has_its_size_is_passed_whole():
     small, large = (
         ad.evaluate(model, [((x, matrix), y)], memory=memory, **OPTIONS) for memory in (2**20, None)
     )
-    same(small, large)
+    assert_same(small, large)
     assert not large.protocol.batched  # twice the rows would be a product of other sizes
     with torch.no_grad():
         expected = nn.functional.cross_entropy(model(x, matrix), y, reduction="none")

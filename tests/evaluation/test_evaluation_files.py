@@ -109,7 +109,7 @@ def test_other_versions_are_refused_with_both_numbers(tmp_path):
 
 
 def test_missing_files_folders_and_text_are_refused(tmp_path):
-    (tmp_path / "text").write_text("hello, this is no safetensors file at all")
+    (tmp_path / "text").write_text("this is not a safetensors file")
     for name in ("nothing", ".", "text"):
         with pytest.raises(FileError):
             ad.Scores.load(tmp_path / name)
