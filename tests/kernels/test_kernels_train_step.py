@@ -48,9 +48,10 @@ def folder(tmp_path):
     return tiny_run.write_text(tmp_path / "text")
 
 
-def fused_run(config, device):
+def fused_run(config, device, **options):
     run = tiny_run.trainer(config, device)
-    return run, FusedText(run.task, run.model, run.optimiser, run.step, dtype=torch.float32)
+    fused = FusedText(run.task, run.model, run.optimiser, run.step, torch.float32, **options)
+    return run, fused
 
 
 def advance(run, fused, steps):
@@ -173,11 +174,8 @@ def test_steps_continue_with_the_same_tensors_after_averaged_weights_were_in_pla
         assert relative(found, wanted) <= within(device, 0.0, 1e-5)
 
 
-def test_a_new_learning_rate_and_a_second_load_of_windows_reach_the_device(
-    folder, device, monkeypatch
-):
-    monkeypatch.setattr("afterdrop.train.fused_text._AHEAD", 2)
-    run, fused = fused_run(tiny_run.config(folder), device)
+def test_a_new_learning_rate_and_a_second_load_of_windows_reach_the_device(folder, device):
+    run, fused = fused_run(tiny_run.config(folder), device, ahead=2)
     advance(run, fused, 3)  # the third window is the first of the second load
     inputs, targets = run.task.stripes[2]
     assert torch.equal(fused.windows[0], torch.stack([inputs.t(), targets.t()]).flatten(1))

@@ -25,8 +25,6 @@ from afterdrop.train.optimiser import AdamTF
 from afterdrop.train.text_task import TextTask
 from afterdrop.transfer import upload
 
-_AHEAD = 100  # windows per copy to the device
-
 SECTIONS: dict[str, Rule] = {
     "data": "any",
     "model": "any",  # `models.fused` has the table of its fields
@@ -102,6 +100,7 @@ class FusedText:
         optimiser: The optimiser, whose squares and step count are kept up to date.
         step: The step to continue from.
         dtype: Dtype of the operands of the stack's products, bfloat16 or float32.
+        ahead: Windows per copy to the device.
     """
 
     def __init__(
@@ -111,11 +110,12 @@ class FusedText:
         optimiser: AdamTF,
         step: int,
         dtype: torch.dtype = torch.bfloat16,
+        ahead: int = 100,
     ) -> None:
-        self.task, self.model, self.optimiser = task, model, optimiser
+        self.task, self.model, self.optimiser, self.ahead = task, model, optimiser, ahead
         self.config, self.device = task.config, task.device
         self.steps = FusedStep(self.config, model, optimiser, task.window, step, dtype)
-        shape = _AHEAD, *self.steps.tokens.shape
+        shape = ahead, *self.steps.tokens.shape
         self.windows = torch.zeros(shape, dtype=torch.int64, device=self.device)
         self.stripes = task.train_stripes(torch.device("cpu"))
         self._first, self._rate = step, -1.0
@@ -125,9 +125,9 @@ class FusedText:
 
     def step(self, number: int) -> Tensor:
         """One step; returns its loss, a scalar on the device that the next step overwrites."""
-        if (number - self._first) % _AHEAD == 0:
-            ahead = [torch.stack(self.stripes[number + n]) for n in range(_AHEAD)]
-            windows = torch.stack(ahead).transpose(2, 3).flatten(2)
+        if (number - self._first) % self.ahead == 0:
+            pairs = [torch.stack(self.stripes[number + n]) for n in range(self.ahead)]
+            windows = torch.stack(pairs).transpose(2, 3).flatten(2)
             self.windows.copy_(upload(windows, self.device))
             self.steps.slot.zero_()
         group = self.optimiser.param_groups[0]
