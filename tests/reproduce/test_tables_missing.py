@@ -181,7 +181,7 @@ def test_the_command_writes_all_tables_and_rejects_bad_options(runs, capsys, tmp
     assert drawn == {path.name: path.read_bytes() for path in (out / "figures").iterdir()}
     capsys.readouterr()
     for arguments, message in (
-        (["reproduce"], "no run folder given"),
+        (["reproduce"], "no run is given"),
         (["reproduce", str(tmp_path / "no")], "is not a folder"),
         (["reproduce", str(runs / "one"), "--bands", "x"], "the band 'x'"),
         (["reproduce", "--all"], "--out FOLDER"),

@@ -260,7 +260,7 @@ def _settings_section(result: StudyResult) -> Section:
     pruning = "unpromising trials are stopped early" if settings.prune else "all run to the end"
     text = (
         f"Points are proposed by {how} with seed {settings.seed}. A trial trains for {intervals} "
-        f"intervals of {steps} steps; {pruning}."
+        f"validation intervals of {steps} steps; {pruning}."
     )
     head = ("setting", "range", "scale", "best")
     table = PageTable("Search space", head, ranges, left=frozenset({0, 1, 2}))

@@ -35,7 +35,7 @@ def paper_tables(
     Example:
         >>> paper_tables([])
         Traceback (most recent call last):
-        afterdrop.errors.FileError: no run folder given; pass some, as in afterdrop reproduce \
+        afterdrop.errors.FileError: no run is given; pass run folders, as in afterdrop reproduce \
 runs/ptb runs/mnist
     """
     sources, faults = read_sources(runs)
@@ -60,7 +60,7 @@ def read_sources(runs: Sequence[str | Path]) -> tuple[list[TableInput], list[str
     """
     if not runs:
         raise FileError(
-            "no run folder given; pass some, as in afterdrop reproduce runs/ptb runs/mnist"
+            "no run is given; pass run folders, as in afterdrop reproduce runs/ptb runs/mnist"
         )
     sources: list[TableInput] = []
     faults: list[str] = []
