@@ -1,6 +1,6 @@
 """afterdrop sites: list the dropout sites of a model."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import tyro
 from tyro.conf import Positional
@@ -40,7 +40,7 @@ def sites(
     module = resolve_model(model)
     inputs, _ = next(iter(resolve_batches(data, split)))
 
-    def dry_run(*args: object, **kwargs: object) -> Sites:
+    def dry_run(*args: Any, **kwargs: Any) -> Sites:
         return find_sites(module, *args, rates=rates, noise=noise, batch_dim=batch_dim, **kwargs)
 
     print(call(dry_run, tuple(inputs) if isinstance(inputs, list) else inputs))

@@ -13,6 +13,7 @@ from afterdrop.evaluation.request import Carry, Lifetime, Request, StreamSetting
 from afterdrop.evaluation.scores.scores import Scores
 from afterdrop.evaluation.text_evaluation import run_text
 from afterdrop.family.member import Grid
+from afterdrop.masks.model_guard import Reset
 from afterdrop.masks.uniforms import Plan, Scheme
 from afterdrop.models import LanguageModel
 from afterdrop.ranks import SINGLE_PROCESS, Splitting, current
@@ -39,6 +40,7 @@ def evaluate(
     resume: str | Path | None = None,
     progress: bool = False,
     ranks: Splitting | None = None,
+    reset: Reset | None = None,
 ) -> Scores:
     """Evaluates every member of the extended dropout family on data.
 
@@ -70,6 +72,8 @@ def evaluate(
         progress: Whether to show a progress bar.
         ranks: "split" shares the batches over the ranks of the caller's process group: every rank
             makes this call with the same model and all batches, and gets the same Scores.
+        reset: Called with the model before each forward pass, to forget state that it keeps
+            between calls (a recurrent state in an attribute, for example).
 
     Returns:
         Scores of every member.
@@ -97,7 +101,7 @@ def evaluate(
         temperatures,
     )
     group = SINGLE_PROCESS if ranks is None else current(ranks)
-    execution = Execution(first_example, memory, resume, progress, group)
+    execution = Execution(first_example, memory, resume, progress, group, reset=reset)
     return run_evaluation(model, batches, request, execution)
 
 

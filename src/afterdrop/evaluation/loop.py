@@ -30,7 +30,8 @@ from afterdrop.evaluation.resume_store import ResumeStore
 from afterdrop.evaluation.scores.schema import name_of
 from afterdrop.evaluation.scores.scores import Scores
 from afterdrop.family.temperature import Nodes
-from afterdrop.masks.model_call import eval_mode, take_rows
+from afterdrop.masks.model_call import take_rows
+from afterdrop.masks.model_guard import Reset, guarded
 from afterdrop.masks.sites import Sites, check_model, find_sites
 from afterdrop.models.fingerprint import fingerprint
 from afterdrop.ranks import SINGLE_PROCESS, Ranks
@@ -50,6 +51,7 @@ class Execution:
         progress: Whether to show a progress bar.
         ranks: The processes that share the work.
         windows: Windows of a text per batch, at most.
+        reset: Makes the model forget state that it keeps between calls.
     """
 
     first_example: int = 0
@@ -58,6 +60,7 @@ class Execution:
     progress: bool = False
     ranks: Ranks = SINGLE_PROCESS
     windows: int = 32
+    reset: Reset | None = None
 
 
 def run_evaluation(
@@ -83,7 +86,11 @@ def run_evaluation(
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     current_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
     likelihood = Categorical.of(request)
-    with torch.no_grad(), eval_mode(model), current_device:  # kernels go to the current device
+    with (
+        torch.no_grad(),
+        guarded(model, execution.reset),
+        current_device,
+    ):  # kernels go to the current device
         head, stream, total = open_batches(batches)
         first = read_batch(head, 0, execution.first_example, device, likelihood)
         sites = _dry_run(model, first, request)

@@ -15,7 +15,7 @@ from afterdrop.evaluation.chunks import Memory
 from afterdrop.evaluation.engines.dispatch import fused_text_reason
 from afterdrop.evaluation.loop import Execution
 from afterdrop.evaluation.request import Request, StreamSettings
-from afterdrop.masks.model_call import eval_mode
+from afterdrop.masks.model_guard import guarded
 from afterdrop.models import LanguageModel
 from afterdrop.transfer import upload
 
@@ -115,6 +115,6 @@ class Windows:
             yield state
         device = self.model.softmax_bias.device
         for number in range(max(known - 1, 0), len(self.stripes) - 1):
-            with torch.no_grad(), eval_mode(self.model):
+            with torch.no_grad(), guarded(self.model):
                 state = self.model.features(upload(self.stripes[number][0], device), state)[1]
             yield state

@@ -8,6 +8,7 @@ rate and replaced forward is restored, even after an exception.
 
 import abc
 import contextlib
+import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Self
@@ -55,6 +56,8 @@ class OperatorMode(TorchFunctionMode, abc.ABC):
         self.names = {id(module): name for name, module in model.named_modules()}
         self._frames: list[_Frame] = []
         self._calls: Counter[str] = Counter()
+        self._thread = threading.get_ident()
+        self.switch_calls: list[Callable[[], None]] = []
 
     @abc.abstractmethod
     def mask(
@@ -75,14 +78,29 @@ class OperatorMode(TorchFunctionMode, abc.ABC):
         frame.operations += 1
         return Call(place, frame.call)
 
+    def on_switch(self) -> None:
+        """Called when another module begins or ends, while `module` is still the one before."""
+        for call in self.switch_calls:
+            call()
+
     def is_forced(self, call: Call) -> bool:
         """See `MaskSource.is_forced`."""
         return self._frames[-1].held and call.place in self.places
 
     @property
+    def running(self) -> bool:
+        """Whether a module of the model is running."""
+        return bool(self._frames)
+
+    @property
     def module(self) -> str:
         """The name of the running module."""
         return self._frames[-1].name if self._frames else ""
+
+    @property
+    def declared(self) -> bool:
+        """See `MaskSource.declared`."""
+        return bool(self.rates)
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -101,25 +119,33 @@ class OperatorMode(TorchFunctionMode, abc.ABC):
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[Self]:
-        """Follows which module is running, and changes nothing."""
-        register = torch.nn.modules.module
-        hooks = [
-            register.register_module_forward_pre_hook(self._enter),
-            register.register_module_forward_hook(self._leave, always_call=True),
-        ]
+        """Follows which module of the model is running in this thread, and changes nothing.
+
+        The hooks are those of the modules themselves: the first before a module's own hooks, the
+        last after them, so that what a hook draws belongs to its module.
+        """
+        self._thread = threading.get_ident()
+        hooks = []
         try:
+            for module in self.model.modules():
+                if not isinstance(module, torch.jit.ScriptModule):
+                    hooks.append(module.register_forward_pre_hook(self._enter, prepend=True))
+                    hooks.append(module.register_forward_hook(self._leave, always_call=True))
             yield self
         finally:
             for hook in hooks:
                 hook.remove()
 
     def _enter(self, module: nn.Module, args: Any) -> None:
-        name = self.names.get(id(module), "(outside)")
-        self._frames.append(_Frame(name, self._calls[name], name in self.held))
-        self._calls[name] += 1
+        if threading.get_ident() == self._thread:
+            self.on_switch()
+            name = self.names[id(module)]
+            self._frames.append(_Frame(name, self._calls[name], name in self.held))
+            self._calls[name] += 1
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
-        if self._frames:
+        if threading.get_ident() == self._thread and self._frames:
+            self.on_switch()
             self._frames.pop()
 
     @contextlib.contextmanager
@@ -154,6 +180,7 @@ class Control(OperatorMode):
         held: Names of modules that stay in eval mode.
         rates: Declared attributes that hold the rates of masks which the model draws itself.
         layouts: Where the rows lie at each place, from a dry run.
+        volatile: Names of modules whose attributes passes change; restored after each pass.
 
     Attributes:
         draw: Draws the masks: `draw_row_mask`, or a faster function with the same results.
@@ -165,16 +192,25 @@ class Control(OperatorMode):
         held: frozenset[str],
         rates: Sequence[str],
         layouts: dict[Place, Layout],
+        volatile: frozenset[str] = frozenset(),
     ) -> None:
         super().__init__(model, held, rates, places=layouts)
         self.layouts = layouts
+        self._volatile = [model.get_submodule(name) for name in volatile]
         self.draw: Callable[..., RowMask] = draw_row_mask
         self._rows: Rows | None = None
 
     def forward(self, rows: Rows, *args: Any, **kwargs: Any) -> Any:
         """One forward pass of the model with the masks of `rows`."""
         self._rows = rows
-        return self.run(*args, **kwargs)
+        before = [dict(module.__dict__) for module in self._volatile]
+        try:
+            return self.run(*args, **kwargs)
+        finally:
+            for module, attributes in zip(self._volatile, before):
+                for name in module.__dict__.keys() - attributes.keys():
+                    del module.__dict__[name]
+                module.__dict__.update(attributes)
 
     def mask(
         self, op: str, rate: float, like: Tensor, value: Tensor, call: Call | None = None

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from afterdrop.masks.control import OperatorMode
@@ -26,14 +26,14 @@ class Draw(NamedTuple):
 
 
 class Detector(TorchDispatchMode):
-    """Records random draws that were not intercepted, changes of buffers, and peak memory.
+    """Records random draws that were not intercepted, the coarsest dtype, and peak memory.
 
     Args:
         mode: The operator mode of the pass, which knows the running module.
 
     Attributes:
         draws: The draws, in order.
-        changed: Names of modules that changed their buffers.
+        coarsest: The floating-point dtype with the fewest digits that the pass computed with.
         peak_bytes: The most bytes that were alive at once, besides the weights.
     """
 
@@ -41,27 +41,20 @@ class Detector(TorchDispatchMode):
         super().__init__()
         self.mode = mode
         self.draws: list[Draw] = []
-        self.changed: set[str] = set()
+        self.coarsest: torch.dtype | None = None
         self.peak_bytes = 0
         weights = [*mode.model.parameters(), *mode.model.buffers()]
         self._weights = {tensor.untyped_storage().data_ptr() for tensor in weights}
         self._live: dict[int, int] = {}
         self._bytes = 0
-        self._hooks: list[Any] = []
-        self._running: list[tuple[str, list[int]]] = []
         self._generators = _python_generators()
 
     def __enter__(self) -> "Detector":
-        register = torch.nn.modules.module
-        self._hooks = [
-            register.register_module_forward_pre_hook(self._before),
-            register.register_module_forward_hook(self._after, always_call=True),
-        ]
+        self.mode.switch_calls.append(self._watch_generators)
         return super().__enter__()
 
     def __exit__(self, *exc: Any) -> None:
-        for hook in self._hooks:
-            hook.remove()
+        self.mode.switch_calls.remove(self._watch_generators)
         super().__exit__(*exc)
 
     def __torch_dispatch__(
@@ -73,6 +66,8 @@ class Detector(TorchDispatchMode):
         for tensor in out if isinstance(out, list | tuple) else (out,):
             if isinstance(tensor, Tensor):
                 self._track(tensor)
+                if tensor.is_floating_point() and tensor.dtype != self.coarsest:
+                    self.coarsest = coarser(tensor.dtype, self.coarsest)
         return out
 
     def _track(self, tensor: Tensor) -> None:
@@ -87,22 +82,24 @@ class Detector(TorchDispatchMode):
     def _release(self, address: int) -> None:
         self._bytes -= self._live.pop(address, 0)
 
-    def _before(self, module: nn.Module, args: Any) -> None:
-        self._watch_generators()
-        self._running.append((self.mode.names.get(id(module), ""), _versions(module)))
-
-    def _after(self, module: nn.Module, args: Any, output: Any) -> None:
-        self._watch_generators()
-        name, versions = self._running.pop()
-        if versions != _versions(module):
-            self.changed.add(name)
-
     def _watch_generators(self) -> None:
         """Attributes draws from Python's or NumPy's global generator to the innermost module."""
         now = _python_generators()
-        if now != self._generators and self._running:
-            self.draws.append(Draw(self._running[-1][0], "python random or numpy"))
+        if now != self._generators and self.mode.running:
+            self.draws.append(Draw(self.mode.module, "python random or numpy"))
         self._generators = now
+
+
+def coarser(dtype: torch.dtype, other: torch.dtype | None) -> torch.dtype:
+    """The floating-point dtype with fewer digits.
+
+    Example:
+        >>> coarser(torch.float32, torch.bfloat16)
+        torch.bfloat16
+    """
+    if other is None or torch.finfo(dtype).eps > torch.finfo(other).eps:
+        return dtype
+    return other
 
 
 def describe_draws(draws: list[Draw]) -> str:
@@ -121,12 +118,6 @@ def _address(tensor: Tensor) -> int:
         return tensor.untyped_storage().data_ptr()
     except NotImplementedError:
         return id(tensor)
-
-
-def _versions(module: nn.Module) -> list[int]:
-    """Identities and version counters of a module's own buffers; any update changes one of them."""
-    own = [b for b in module._buffers.values() if b is not None]
-    return [number for b in own for number in (id(b), b._version)]
 
 
 def _python_generators() -> tuple[Any, ...]:

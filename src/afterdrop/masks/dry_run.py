@@ -1,9 +1,11 @@
 """Dry runs: passes on the user's own input that drop nothing.
 
-Recorder       answers every operator with a mask that keeps everything, and records the visit
-DryRun         the passes of one model on one input; whatever they change is undone
-find_layouts   the same rows twice, and one alone: where the rows lie in each mask, and whether
-samples can be batched with the examples
+    Recorder       answers every operator with a mask that keeps everything, and records the visit
+    DryRun         the passes of one model on one input; whatever they change is undone
+    find_layouts   the same rows twice, and one alone: where the rows lie in each mask, and whether
+                   samples can be batched with the examples
+
+What they find out, and what is refused: `discovery`.
 """
 
 import contextlib
@@ -21,10 +23,11 @@ from afterdrop.masks.control import OperatorMode
 from afterdrop.masks.model_call import (
     batch_size,
     close,
-    eval_mode_without_fast_path,
     output_tensor,
     take_rows,
+    without_fast_path,
 )
+from afterdrop.masks.model_guard import ModelState
 from afterdrop.masks.operators import Call, Place
 from afterdrop.masks.rows import Layout, RowMask, probe_layout
 
@@ -115,7 +118,10 @@ class DryRun:
 
     Attributes:
         batch: The number of examples in the input.
+        dtype: The coarsest that the model computes with, once a pass was watched.
     """
+
+    dtype: torch.dtype | None = None
 
     def __init__(
         self, model: nn.Module, inputs: Any, kwargs: Any, rates: tuple[str, ...], batch_dim: int
@@ -132,7 +138,7 @@ class DryRun:
         """Doubles a single row, which cannot show where rows lie, if the model takes two."""
         inputs, kwargs = self.take(copies=2)
         try:
-            with torch.no_grad(), self.undone(), eval_mode_without_fast_path(self.model):
+            with torch.no_grad(), self.undone(), without_fast_path():
                 self.model(*inputs, **kwargs)
         except Exception:  # the user's model may fail in any way: stay with one row
             return
@@ -140,13 +146,8 @@ class DryRun:
 
     @contextlib.contextmanager
     def undone(self) -> Iterator[None]:
-        """Restores the model's buffers and all global random generators on exit."""
-        buffers = [
-            (module, name, buffer, buffer.detach().clone())
-            for module in self.model.modules()
-            for name, buffer in module._buffers.items()
-            if buffer is not None
-        ]
+        """Restores the model's state and all global random generators on exit."""
+        state = ModelState(self.model, by_value=True)
         devices = sorted({b.device.index or 0 for b in self.model.parameters() if b.is_cuda})
         python, numpy = random.getstate(), np.random.get_state()
         with torch.random.fork_rng(devices=devices):
@@ -155,10 +156,11 @@ class DryRun:
             finally:
                 random.setstate(python)
                 np.random.set_state(numpy)
-                for module, name, buffer, before in buffers:
-                    module._buffers[name] = buffer
-                    if not torch.equal(buffer, before):
-                        buffer.copy_(before)
+                state.restore()
+
+    def same(self, output: Tensor, expected: Tensor) -> bool:
+        """Whether two outputs are the same up to the rounding of this model."""
+        return close(output, expected, self.dtype)
 
     def recorder(self, held: set[str], visits: list[Visit]) -> Recorder:
         """A recorder that also forces on the dropout of `visits` in held modules."""
@@ -245,7 +247,7 @@ def _probe(
         recorder.probe = None
         if output.dim() > dry.batch_dim and output.shape[dry.batch_dim] == 2 * dry.batch:
             others = [x.narrow(dry.batch_dim, dry.batch, dry.batch) for x in (output, expected)]
-            if close(*others):
+            if dry.same(*others):
                 fitting.append(layout)
     return fitting[0] if len(fitting) == 1 else Layout(None, varies=True)
 
@@ -265,6 +267,6 @@ def _independent(
         return False, f"the model fails on a single row: {type(error).__name__}"
     first = output.narrow(dry.batch_dim, 0, 1)
     again = output.narrow(dry.batch_dim, dry.batch, 1)
-    if not (close(single, first) and close(again, first)):
+    if not (dry.same(single, first) and dry.same(again, first)):
         return False, "the rows of a batch influence each other"
     return True, ""

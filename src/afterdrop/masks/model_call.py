@@ -1,8 +1,10 @@
-"""What goes into a model, what comes out, and the mode that it runs in.
+"""What goes into a model, what comes out, and how precisely it computes.
 
-inputs    nested tuples, lists and mappings of tensors; some of their examples, copied
-outputs   where the logits are, and when two outputs are the same
-modes     eval mode for a while, full precision for a while
+    inputs      nested tuples, lists and mappings of tensors; copies of some of their examples
+    outputs     where the logits are, and when two outputs are the same
+    precision   full precision for a while
+
+The mode of a model and its other state: `model_guard`.
 """
 
 import contextlib
@@ -10,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from afterdrop.errors import DataError
 
@@ -104,8 +106,13 @@ def output_tensor(output: Any) -> Tensor:
     return logits
 
 
-def close(output: Tensor, expected: Tensor) -> bool:
-    """Whether two outputs are equal up to rounding.
+def close(output: Tensor, expected: Tensor, dtype: torch.dtype | None = None) -> bool:
+    """Whether two outputs are the same up to rounding.
+
+    Args:
+        output: One.
+        expected: The other.
+        dtype: The coarsest that they were computed with; by default their own.
 
     Example:
         >>> close(torch.tensor([1.0, 2.0]), torch.tensor([1.0001, 2.0]))
@@ -117,10 +124,7 @@ def close(output: Tensor, expected: Tensor) -> bool:
         return False
     finite = expected.nan_to_num(0.0, 0.0, 0.0)
     scale = finite.abs().max().item() if finite.numel() else 0.0
-    kind = output.device.type
-    autocast = torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind)
-    dtype = torch.get_autocast_dtype(kind) if autocast else output.dtype
-    epsilon = torch.finfo(dtype).eps  # 16-bit models round at every layer
+    epsilon = torch.finfo(dtype or output.dtype).eps  # 16-bit models round at every layer
     rtol, atol = max(1e-3, 8 * epsilon), max(1e-4, 4 * epsilon) * scale
     return torch.allclose(output, expected, rtol=rtol, atol=atol, equal_nan=True)
 
@@ -153,36 +157,14 @@ def full_precision() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Puts a model into eval mode; restores every module's own mode on exit.
-
-    Example:
-        >>> model = nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5).eval())
-        >>> with eval_mode(model):
-        ...     [module.training for module in model.modules()]
-        [False, False, False]
-        >>> [module.training for module in model.modules()]
-        [True, True, False]
-    """
-    modes = [(module, module.training) for module in model.modules()]
-    try:
-        model.eval()
-        yield
-    finally:
-        for module, mode in modes:
-            module.training = mode
-
-
-@contextlib.contextmanager
-def eval_mode_without_fast_path(model: nn.Module) -> Iterator[None]:
-    """Eval mode without the fast path of nn.TransformerEncoder.
+def without_fast_path() -> Iterator[None]:
+    """Disables the fast path of nn.TransformerEncoder in eval mode; restores it on exit.
 
     The fast path sets padded positions to zero; the path that training takes does not.
     """
     fast = torch.backends.mha.get_fastpath_enabled()
     try:
         torch.backends.mha.set_fastpath_enabled(False)
-        with eval_mode(model):
-            yield
+        yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)

@@ -1,8 +1,10 @@
 """The random operators of torch, each with its own rule of dropping.
 
-MaskSource    the interface between random operators and whatever answers them with masks
-rules         what each operator does with a mask: plain, whole features, alpha, attention, LSTM
-HANDLERS      which rule answers which function
+    MaskSource    the interface between random operators and whatever answers them with masks
+    rules         what each operator does with a mask: plain, features, alpha, attention, LSTM
+    HANDLERS      which rule answers which function
+
+Stochastic depth, which consists of other operators, has its own file.
 """
 
 import math
@@ -66,6 +68,10 @@ class MaskSource(Protocol):
     def uniforms(self, op: str, rate: float | None, like: Tensor) -> Tensor:
         """Uniforms of the shape of `like` for a mask that the model computes itself."""
 
+    @property
+    def declared(self) -> bool:
+        """Whether attributes that hold rates were declared."""
+
 
 Handler = Callable[..., Any]
 Rule = Callable[[MaskSource, str, Tensor, float, list[int], Call | None], Tensor]
@@ -78,7 +84,8 @@ def drop(
 ) -> Tensor:
     """Plain dropout of `x` with one mask value per element of `shape`."""
     mask = source.mask(op, rate, x.new_empty(()).expand(shape), x, call)
-    return x if mask is None else mask.drop(x)
+    # Never `x` itself: a caller may register the result, and `x` may be a parameter.
+    return x.view_as(x) if mask is None else mask.drop(x)
 
 
 def alpha_drop(
@@ -87,7 +94,7 @@ def alpha_drop(
     """Alpha dropout: dropped units become −λα, then an affine map restores mean and variance."""
     mask = source.mask(op, rate, x.new_empty(()).expand(shape), x, call)
     if mask is None:
-        return x
+        return x.view_as(x)
     p = mask.rate
     a = ((_SELU**2 * p + 1) * (1 - p)) ** -0.5
     shift = (mask.mask - 1 + p) * (_SELU * a)
@@ -214,7 +221,8 @@ def _bernoulli_like(source: MaskSource, op: str, like: Tensor, p: Any) -> Tensor
     sure = bool((p >= 1).all()) if isinstance(p, Tensor) else p >= 1
     if sure:
         return torch.ones_like(like)
-    rate = None if isinstance(p, Tensor) else 1.0 - p
+    # A draw of ones with a small probability marks what is dropped (DropBlock), else what is kept.
+    rate = None if isinstance(p, Tensor) else min(p, 1.0 - p)
     u = source.uniforms(op, rate, like)
     return (u >= 1.0 - p).to(like.dtype)
 
@@ -236,9 +244,12 @@ def _uniform_(source: MaskSource, func: Any, self: Tensor, *args: Any, **kwargs:
 
 
 def _fill_uniform(source: MaskSource, op: str, x: Tensor) -> Tensor:
-    """Fills `x` with given uniforms. A single number is left to torch: it steers control flow."""
-    if x.dim() <= 1 and x.numel() <= 1:
-        return x.uniform_()  # LayerDrop, for example
+    """Fills `x` with given uniforms.
+
+    A single number steers control flow, as in LayerDrop. It is a mask if rates are declared.
+    """
+    if x.dim() <= 1 and x.numel() <= 1 and not source.declared:
+        return x.uniform_()
     return x.copy_(source.uniforms(op, None, x))
 
 

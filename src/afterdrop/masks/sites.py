@@ -23,9 +23,12 @@ from afterdrop.masks.control import Control
 from afterdrop.masks.discovery import check_declared, check_eval_output, confirm, discover
 from afterdrop.masks.dry_run import DryRun, Visit, find_layouts
 from afterdrop.masks.model_call import full_precision
+from afterdrop.masks.model_guard import Reset, guarded
 from afterdrop.masks.operators import Place
 from afterdrop.masks.rows import Layout
+from afterdrop.masks.stochastic_depth import drop_path_of
 
+_SHOWN = 3  # modules per line of what is left off
 _NORMS = nn.modules.batchnorm._NormBase
 
 
@@ -61,6 +64,7 @@ class Sites:
         row_bytes: Bytes alive at the peak of a pass, per row.
         held: Names of all modules that stay in eval mode.
         layouts: Where the rows lie in each mask.
+        volatile: Names of modules whose attributes a forward pass changes.
     """
 
     sites: tuple[Site, ...]
@@ -71,6 +75,7 @@ class Sites:
     row_bytes: int
     held: frozenset[str] = dataclasses.field(repr=False)
     layouts: dict[Place, Layout] = dataclasses.field(repr=False)
+    volatile: frozenset[str] = dataclasses.field(default=frozenset(), repr=False)
 
     def __len__(self) -> int:
         return len(self.sites)
@@ -90,7 +95,7 @@ class Sites:
 
     def control(self, model: nn.Module) -> Control:
         """A control of `model`, in which these sites were found."""
-        return Control(model, self.held, self.rates, self.layouts)
+        return Control(model, self.held, self.rates, self.layouts, self.volatile)
 
     def __str__(self) -> str:
         width = max([4, *(len(site.name) for site in self.sites)])
@@ -100,8 +105,19 @@ class Sites:
             lines.append(f"{site.name:<{width}}  {site.op:<15}  {rate:>6}  {site.calls:>5}")
         how = "batched with the examples" if self.batched else f"one per pass ({self.reason})"
         lines.append(f"{len(self)} sites, {self.calls} random operations per pass; samples: {how}")
-        lines += [f"left off: {name or '(root)'}: {what}" for name, what in self.off]
+        for what in dict.fromkeys(what for _, what in self.off):
+            names = [name or "(root)" for name, other in self.off if other == what]
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            lines.append(f"left off: {', '.join(names[:_SHOWN])}{more}: {what}")
         return "\n".join(lines)
+
+    @property
+    def randomness_off(self) -> tuple[tuple[str, str], ...]:
+        """Modules whose random draws stay off although nobody declared them as noise.
+
+        At multiplier 1 the model then differs from the one that was trained.
+        """
+        return tuple(entry for entry in self.off if entry[1].startswith("draws "))
 
 
 def check_model(model: object) -> None:
@@ -109,10 +125,13 @@ def check_model(model: object) -> None:
     if not isinstance(model, nn.Module):
         kind = f"the class {model.__name__}" if isinstance(model, type) else type(model).__name__
         raise SiteError(f"model is {kind}; pass an instance of torch.nn.Module")
-    if hasattr(model, "_orig_mod"):
+    if isinstance(model, torch.jit.ScriptModule):
         raise SiteError(
-            "the model is compiled by torch.compile, which hides its masks; pass the original "
-            "module, model._orig_mod"
+            "the model is TorchScript, which hides its masks; pass the module that it was made from"
+        )
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        raise SiteError(
+            "the model has tensors on the meta device, which hold no numbers; load its weights"
         )
 
 
@@ -122,6 +141,7 @@ def find_sites(
     rates: Sequence[str] = (),
     noise: Sequence[str] = (),
     batch_dim: int = 0,
+    reset: Reset | None = None,
     **kwargs: Any,
 ) -> Sites:
     """Finds every dropout site of a module.
@@ -135,6 +155,8 @@ def find_sites(
             itself (locked, embedding or weight dropout), such as "dropouti" or "encoder.p".
         noise: Names of modules whose random draws are not dropout; they stay in eval mode.
         batch_dim: The batch dimension of the input tensors.
+        reset: Called with the model before each forward pass, to forget state that it keeps
+            between calls.
         **kwargs: Keyword inputs of the model.
 
     Returns:
@@ -156,21 +178,37 @@ def find_sites(
     unknown = set(noise) - {name for name, _ in model.named_modules()}
     if unknown:
         raise SiteError(f"noise={noise!r}: the model has no module {sorted(unknown)}")
-    dry = DryRun(model, inputs, kwargs, rates, batch_dim)
-    with torch.no_grad(), full_precision(), dry.undone():
-        # A norm with a forward of its own may contain dropout, so it is not held from the start.
-        held = {n for n, m in model.named_modules() if _is_plain_norm(m)} | set(noise)
-        found = discover(dry, held)
-        check_declared(found, rates)
-        visits, output = found.visits, found.output
-        if found.off:
-            held |= {name for name, _ in found.off}
-            visits, output = confirm(dry, held, visits)
-        layouts, batched, reason = find_layouts(dry, held, visits)
-        check_eval_output(dry, held, layouts, output)
+    with torch.no_grad(), guarded(model, reset), full_precision():
+        dry = DryRun(model, inputs, kwargs, rates, batch_dim)
+        with dry.undone():
+            return _find_sites(dry, noise)
+
+
+def _find_sites(dry: DryRun, noise: tuple[str, ...]) -> Sites:
+    model = dry.model
+    for module in model.modules():  # before draws are watched: modules are tried by drawing
+        drop_path_of(module)
+    # A norm with a forward of its own may contain dropout, so it is not held from the start.
+    held = {n for n, m in model.named_modules() if _is_plain_norm(m)} | set(noise)
+    found = discover(dry, held)
+    check_declared(found, dry.rates)
+    visits, output = found.visits, found.output
+    if found.off:
+        held |= {name for name, _ in found.off}
+        visits, output = confirm(dry, held, visits)
+    layouts, batched, reason = find_layouts(dry, held, visits)
+    check_eval_output(dry, held, layouts, output)
     off = (*found.off, *((name, "declared as noise") for name in noise))
     return Sites(
-        _sites(visits), off, rates, batched, reason, found.row_bytes, frozenset(held), layouts
+        _sites(visits),
+        off,
+        dry.rates,
+        batched,
+        reason,
+        found.row_bytes,
+        frozenset(held),
+        layouts,
+        found.volatile,
     )
 
 

@@ -14,6 +14,7 @@ from afterdrop.evaluation.request import Request
 from afterdrop.family.estimates import Estimate
 from afterdrop.family.member import DET, Grid, Member
 from afterdrop.files import read_json, write_json
+from afterdrop.masks.model_guard import Reset
 from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel
 from afterdrop.models.fingerprint import fingerprint
@@ -88,6 +89,7 @@ class Choice:
         num_samples: int | None = None,
         memory: int | None = None,
         any_weights: bool = False,
+        reset: Reset | None = None,
     ) -> Predictor | StreamPredictor:
         """A predictor of the chosen member, as it was evaluated.
 
@@ -96,6 +98,7 @@ class Choice:
             num_samples: Mask samples; by default those that the choice was made for.
             memory: Bytes for accumulators and activations.
             any_weights: Whether to accept weights that are not those that were evaluated.
+            reset: As for `evaluate`, for a model that keeps state between calls.
 
         Returns:
             A `StreamPredictor` for a text, a `Predictor` otherwise.
@@ -122,6 +125,7 @@ class Choice:
                 batch_dim=request.batch_dim,
                 class_dim=request.class_dim,
                 memory=memory,
+                reset=reset,
             )
         if not isinstance(model, LanguageModel):
             raise DataError(

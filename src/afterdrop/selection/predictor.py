@@ -17,7 +17,8 @@ from afterdrop.evaluation.likelihoods.categorical import Categorical
 from afterdrop.evaluation.request import Request
 from afterdrop.evaluation.scores.schema import Results
 from afterdrop.family.member import Grid, Member
-from afterdrop.masks.model_call import batch_size, eval_mode, output_tensor
+from afterdrop.masks.model_call import batch_size, output_tensor
+from afterdrop.masks.model_guard import Reset, guarded
 from afterdrop.masks.rows import Rows
 from afterdrop.masks.sites import Sites, find_sites
 from afterdrop.masks.uniforms import Plan, Scheme
@@ -43,6 +44,8 @@ class Predictor(nn.Module):
         batch_dim: Batch dimension of inputs and logits.
         class_dim: Class dimension of the logits.
         memory: Bytes for accumulators and activations.
+        reset: Called with the model before each forward pass, to forget state that it keeps
+            between calls.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
@@ -65,13 +68,14 @@ class Predictor(nn.Module):
         batch_dim: int = 0,
         class_dim: int = -1,
         memory: int | None = None,
+        reset: Reset | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(member, Member):
             raise MemberError(
                 f"member={member!r:.60} must be a Member, for example select(scores).member"
             )
-        self.model, self.member, self.memory = model, member, memory
+        self.model, self.member, self.memory, self.reset = model, member, memory, reset
         self.request = Request(
             Grid((member.alpha,), (member.multiplier,), member.temper),
             Plan(num_samples, seed, masks),
@@ -91,7 +95,7 @@ class Predictor(nn.Module):
     def forward(self, *inputs: Any, **kwargs: Any) -> Tensor:
         """Log-probabilities of the inputs (as the model takes them), in the shape of the logits."""
         request = self.request
-        with eval_mode(self.model):
+        with guarded(self.model, self.reset):
             if self.member.deterministic:
                 likelihood = Categorical.of(request)
                 logits, _ = likelihood.classes_last(output_tensor(self.model(*inputs, **kwargs)))

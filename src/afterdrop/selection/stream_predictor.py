@@ -22,7 +22,8 @@ from afterdrop.evaluation.likelihoods.categorical import Categorical
 from afterdrop.evaluation.request import Request, StreamSettings
 from afterdrop.evaluation.scores.schema import Results
 from afterdrop.family.member import Grid, Member
-from afterdrop.masks.model_call import eval_mode, output_tensor
+from afterdrop.masks.model_call import output_tensor
+from afterdrop.masks.model_guard import guarded
 from afterdrop.masks.rows import Rows
 from afterdrop.masks.sites import Sites, find_sites
 from afterdrop.masks.uniforms import Plan, Scheme
@@ -95,7 +96,7 @@ class StreamPredictor:
                 "call reset() before another number of streams"
             )
         tokens = tokens.to(self.model.softmax_bias.device)
-        with eval_mode(self.model):
+        with guarded(self.model):
             logits, state = self.model(tokens, self._state)
             if self.member.deterministic:
                 likelihood = Categorical.of(self.request)

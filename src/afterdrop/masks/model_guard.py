@@ -1,0 +1,222 @@
+"""Exclusive use of a model, which is left as it was.
+
+Forward passes under masks need modules in train mode, and that is a plain attribute which every
+thread sees. So each module has a lock: threads that use the same module take turns. On exit every
+module has its mode, buffers, attributes and registered tensors back, even after an exception.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+Reset = Callable[[nn.Module], object]
+
+_registry = threading.Lock()
+_locks: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
+_copies = WeakTensorKeyDictionary()  # of buffers: their version, and their values in it
+_TABLES = ("_parameters", "_buffers", "_modules")  # what a module registers, by name
+_PLAIN = (bool, int, float, str)  # compared by value; other objects by identity
+
+
+@contextlib.contextmanager
+def guarded(model: nn.Module, reset: Reset | None = None) -> Iterator[None]:
+    """Puts a model into eval mode, for this thread alone; restores everything on exit.
+
+    Compiled modules run as the eager ones that they were made from.
+
+    Args:
+        model: The module.
+        reset: Called with the model before each of its forward passes, to forget state that it
+            keeps between calls.
+
+    Example:
+        >>> model = nn.Sequential(nn.Dropout(0.5), nn.Dropout(0.5).eval())
+        >>> with guarded(model):
+        ...     [module.training for module in model.modules()]
+        [False, False, False]
+        >>> [module.training for module in model.modules()]
+        [True, True, False]
+    """
+    with contextlib.ExitStack() as held:
+        for lock in _locks_of(model):
+            held.enter_context(lock)
+        held.enter_context(_eager)
+        state = ModelState(model)
+        held.callback(state.restore)
+        if reset is not None:
+            hook = model.register_forward_pre_hook(_resetting(reset), prepend=True)
+            held.callback(hook.remove)
+        for module in state.modules:
+            module.training = False
+        yield
+
+
+def _locks_of(model: nn.Module) -> list[Any]:
+    """The locks of all modules, in an order that is the same in all threads."""
+    with _registry:
+        modules = sorted(model.modules(), key=id)
+        return [_locks.setdefault(module, threading.RLock()) for module in modules]
+
+
+def _resetting(reset: Reset) -> Callable[[nn.Module, Any], None]:
+    thread = threading.get_ident()
+
+    def hook(module: nn.Module, args: Any) -> None:
+        if threading.get_ident() == thread:
+            reset(module)
+
+    return hook
+
+
+class _Eager:
+    """Makes whatever is compiled run as the eager code that it was made from.
+
+    The stance of torch.compile belongs to the process: the first thread sets it, the last restores
+    it. Where nothing was compiled, torch's compiler, which takes seconds to import, is left alone.
+    """
+
+    def __init__(self) -> None:
+        self._count, self._stance = 0, None
+
+    def __enter__(self) -> None:
+        with _registry:
+            self._count += 1
+            if self._stance is None and "torch._dynamo" in sys.modules:
+                self._stance = torch.compiler.set_stance("force_eager")
+
+    def __exit__(self, *exc: object) -> None:
+        with _registry:
+            self._count -= 1
+            if self._count == 0 and self._stance is not None:
+                self._stance.__exit__(None, None, None)
+                self._stance = None
+
+
+_eager = _Eager()
+
+
+class ModelState:
+    """Buffers, attributes and registered objects of all modules of a model.
+
+    Args:
+        model: The module.
+        by_value: Whether to compare the values of buffers, which waits for a device, and not only
+            their versions, which some operators of torch do not count up.
+
+    Example:
+        >>> model = nn.BatchNorm1d(2)
+        >>> state = ModelState(model, by_value=True)
+        >>> _ = model(torch.randn(3, 2))
+        >>> sorted(state.changed()[""])
+        ['num_batches_tracked', 'running_mean', 'running_var']
+        >>> state.restore()
+        >>> state.changed(), model.num_batches_tracked
+        ({}, tensor(0))
+    """
+
+    def __init__(self, model: nn.Module, *, by_value: bool = False) -> None:
+        self._by_value = by_value
+        named = [
+            (name, module)
+            for name, module in model.named_modules()
+            if not isinstance(module, torch.jit.ScriptModule)
+        ]
+        self.modules = [module for _, module in named]
+        self._names = [name for name, _ in named]
+        self._attributes = [
+            {name: value for name, value in module.__dict__.items() if name not in _TABLES}
+            for module in self.modules
+        ]
+        self._tables = [
+            {table: dict(module.__dict__[table]) for table in _TABLES} for module in self.modules
+        ]
+        self._buffers = [
+            (buffer, *_copied(buffer, again=by_value))
+            for module in self.modules
+            for buffer in module._buffers.values()
+            if isinstance(buffer, Tensor)
+        ]
+
+    def changed(self) -> dict[str, set[str]]:
+        """Names of modules that differ by now, each with the names of what differs in it.
+
+        Modes do not count. Of lists and other objects only the identity is compared.
+        """
+        written = {id(entry[0]) for entry in self._buffers if self._wrote(*entry)}
+        found: dict[str, set[str]] = {}
+        for name, module, attributes, tables in zip(
+            self._names, self.modules, self._attributes, self._tables
+        ):
+            now = {k: v for k, v in module.__dict__.items() if k not in (*_TABLES, "training")}
+            names = _differing(now, {k: v for k, v in attributes.items() if k != "training"})
+            for table, before in tables.items():
+                names |= _differing(module.__dict__[table], before)
+            names |= {key for key, buffer in module._buffers.items() if id(buffer) in written}
+            if names:
+                found[name] = names
+        return found
+
+    def restore(self) -> None:
+        """Restores everything, modes too."""
+        for module, attributes, tables in zip(self.modules, self._attributes, self._tables):
+            now = module.__dict__
+            for table, before in tables.items():
+                if _differing(now[table], before):
+                    now[table].clear()
+                    now[table].update(before)
+            for name in now.keys() - attributes.keys() - set(_TABLES):
+                del now[name]
+            now.update(attributes)
+        with torch.no_grad():
+            for number, (buffer, version, values) in enumerate(self._buffers):
+                if self._wrote(buffer, version, values):
+                    buffer.copy_(values)
+                    _copies[buffer] = _version(buffer), values
+                    self._buffers[number] = buffer, _version(buffer), values
+
+    def _wrote(self, buffer: Tensor, version: int, values: Tensor) -> bool:
+        """Whether a buffer was written to."""
+        if _version(buffer) != version:
+            return True
+        return self._by_value and not torch.equal(buffer, values)
+
+
+def _differing(now: Any, before: Any) -> set[str]:
+    """Names whose values are not the same."""
+    missing = object()
+    return {
+        name
+        for name in now.keys() | before.keys()
+        if not _same(now.get(name, missing), before.get(name, missing))
+    }
+
+
+def _same(value: object, other: object) -> bool:
+    if value is other:
+        return True
+    if isinstance(value, tuple) and isinstance(other, tuple):
+        return len(value) == len(other) and all(map(_same, value, other))
+    return type(value) is type(other) and isinstance(value, _PLAIN) and value == other
+
+
+def _copied(buffer: Tensor, *, again: bool) -> tuple[int, Tensor]:
+    """The version of a buffer and a copy of its values, which is kept for the next time."""
+    kept = _copies.get(buffer)
+    if again or kept is None or kept[0] != _version(buffer):
+        kept = _version(buffer), buffer.detach().clone()
+        _copies[buffer] = kept
+    return kept
+
+
+def _version(tensor: Tensor) -> int:
+    """How often a tensor was written to; tensors of inference mode do not count that."""
+    return 0 if tensor.is_inference() else tensor._version
