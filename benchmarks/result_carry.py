@@ -38,6 +38,7 @@ def evaluate_both(options: argparse.Namespace) -> dict[Carry, ad.Scores]:
             text.vocabulary.eos_id,
             grid=ad.Grid((0.0, 1.0), (0.0, *MULTIPLIERS)),
             num_samples=options.num_samples,
+            split=options.split,
             window=loaded.config.objective.window or 35,
             carry=carry,
         )

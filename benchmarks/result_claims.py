@@ -124,7 +124,8 @@ def choice(run: Row) -> list[str]:
         f"resamples choose {often}"
     ]
     test = run["splits"].get("test", {}).get("members", [])
-    row = find(test, chosen["alpha"], chosen["multiplier"]) if chosen["multiplier"] else test[:1]
+    alpha = chosen["alpha"] if chosen["multiplier"] or not test else test[0]["alpha"]
+    row = find(test, alpha, chosen["multiplier"])
     if test and not row:
         lines.append("evaluation only, on test data: the chosen member was not evaluated there")
     elif row:

@@ -138,7 +138,7 @@ def calibration(scores: ad.Scores, members: dict[str, ad.Member]) -> dict[str, A
             "xe": numbers(scores.xe(member)),
             "accuracy": scores.accuracy(member).value,
             "brier": scores.brier(member).value,
-            "ece": scores.ece(member),
+            "ece": scores.ece(member).value,
             "bins": [
                 [int(n), c / max(1, int(n)), r / max(1, int(n))]
                 for n, c, r in zip(
@@ -186,8 +186,8 @@ def digest(run: Path, data: Path | None) -> dict[str, Any]:
             "targets": scores.num_targets,
             "examples": int(scores.clusters.max()) + 1,
             "K": scores.num_samples,
-            "limit": scores.protocol.limit,
-            "stream": dict(scores.protocol.stream),
+            "limit": scores.request.limit,
+            "stream": dataclasses.asdict(stream) if (stream := scores.request.stream) else {},
             "members": members_of(scores, valid),
             "calibration": calibration(scores, members),
             "samples": {

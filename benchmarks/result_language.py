@@ -54,7 +54,7 @@ def scored(options: argparse.Namespace, split: str, grid: ad.Grid, limit: int | 
     text = load_text(config.data.name, options.data)
     start = time.perf_counter()
     stream = StreamSettings(window=config.objective.window or 35)
-    request = ad.Request(grid, Plan(options.num_samples), split, stream=stream)
+    request = ad.Request(grid, Plan(options.num_samples), split, stream=stream, limit=limit)
     tokens, eos = text.split(split)[:limit], text.vocabulary.eos_id
     scores = run_text(model, tokens, eos, request, Execution(windows=128))
     seconds = time.perf_counter() - start
@@ -97,9 +97,10 @@ def table(options: argparse.Namespace) -> None:
     choice = ad.select(valid)
     print(choice, flush=True)
     if choice.member.multiplier in (0.0, *MULTIPLIERS):
+        perplexity = test.perplexity(choice.member).value
         print(
-            f"chosen on test: perplexity {test.perplexity(choice.member):.2f}; difference to DET "
-            f"at T = 1: {test.difference(choice.member, ad.DET)}"
+            f"chosen on test: perplexity {perplexity:.2f}; difference to DET at T = 1: "
+            f"{test.difference(choice.member, ad.DET)}"
         )
 
 

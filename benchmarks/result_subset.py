@@ -66,7 +66,7 @@ def main() -> None:
     heads = ("targets", 8), ("T", 8), ("± draws", 9), ("lost", 10), ("gained by T", 13)
     print(f"{'run':<18}{'member':<8}" + "".join(f"{head:>{width}}" for head, width in heads))
     for run in options.runs:
-        scores = ad.Scores.load(run / "scores" / "valid.safetensors")
+        scores = ad.Run.open(run).scores("valid")
         for name, member in (("DET", ad.DET), ("AMC", ad.AMC)):
             *rows, whole = subset_rows(scores, member, options.targets, options.draws)
             for row in rows:

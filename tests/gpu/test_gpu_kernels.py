@@ -11,8 +11,9 @@ import torch
 import afterdrop as ad
 from afterdrop import kernels
 from afterdrop.data import build_text_set
-from afterdrop.evaluation.api import Settings
-from afterdrop.evaluation.engines.text import StreamSettings, evaluate_text
+from afterdrop.evaluation.loop import Execution
+from afterdrop.evaluation.request import Request, StreamSettings
+from afterdrop.evaluation.text_evaluation import run_text
 from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel, LanguageModelConfig
 from afterdrop.train import TrainConfig
@@ -200,11 +201,12 @@ def test_replayed_steps_match_steps_without_a_graph(text):
 def test_evaluation_matches_the_plain_form(lifetime, text, trained, monkeypatch):
     """The same masks, float16 operands: XE within 1e-3 nats and the temperature within 1e-3."""
     model = trained[0].model
-    settings = Settings(ad.Grid((0, 0.25, 0.5, 0.75, 1), (0, 0.5, 1)), Plan(20))
-    stream = StreamSettings(time=20, stripes=4, windows=8, lifetime=lifetime)
+    stream = StreamSettings(window=20, stripes=4, lifetime=lifetime)
+    request = Request(ad.Grid((0, 0.25, 0.5, 0.75, 1), (0, 0.5, 1)), Plan(20), stream=stream)
 
     def scores():
-        return evaluate_text(model, text.valid, text.vocabulary.eos_id, settings, stream)
+        eos = text.vocabulary.eos_id
+        return run_text(model, text.valid, eos, request, Execution(windows=8))
 
     found = scores()
     disable_kernels(monkeypatch)
@@ -221,15 +223,15 @@ def test_memory_of_evaluation_does_not_grow_with_samples_or_multipliers():
     config = LanguageModelConfig(2000, (64,), input_dropout=0.3, output_dropout=0.5)
     model = LanguageModel(config).eval().cuda()
     tokens = torch.randint(1, 2000, (160 * 10,))
-    stream = StreamSettings(time=10, windows=160)
 
     def peak(samples, multipliers):
         grid = ad.Grid((0, 0.5, 1), tuple((m + 1) / multipliers for m in range(multipliers)))
-        settings = Settings(grid, Plan(samples), temperatures=(0.25, 4.0))
+        stream = StreamSettings(window=10)
+        request = Request(grid, Plan(samples), temperatures=(0.25, 4.0), stream=stream)
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
         held = torch.cuda.memory_allocated()
-        evaluate_text(model, tokens, 0, settings, stream, lines=False)
+        run_text(model, tokens, 0, request, Execution(windows=160), lines=False)
         return torch.cuda.max_memory_allocated() - held
 
     few = peak(20, 10)

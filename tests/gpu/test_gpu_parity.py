@@ -1,12 +1,17 @@
 """The same masks and the same scores on a GPU as on a CPU."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import nn
 
 import afterdrop as ad
-from afterdrop.evaluation.api import Settings
-from afterdrop.evaluation.engines.text import StreamSettings, evaluate_text
+from afterdrop.data import EvalStripes
+from afterdrop.evaluation.engines.dispatch import Dispatcher, EngineMaker
+from afterdrop.evaluation.loop import Execution, run_evaluation
+from afterdrop.evaluation.request import Request, StreamSettings
+from afterdrop.evaluation.text_windows import open_windows
 from afterdrop.masks.uniforms import Plan, site_key, uniforms
 from afterdrop.models import LanguageModel, LanguageModelConfig
 from afterdrop.transfer import upload
@@ -94,11 +99,10 @@ def test_language_model_scores_agree():
     )
     model = LanguageModel(config).eval()
     text = torch.randint(50, (300,))
-    settings = Settings(ad.Grid((0, 1), (0, 1)), Plan(8))
+    options = {"grid": ad.Grid((0, 1), (0, 1)), "num_samples": 8, "window": 20, "lines": False}
     for carry in ("deterministic", "sampled"):
-        stream = StreamSettings(time=20, carry=carry)
-        here = evaluate_text(model.cpu(), text, 0, settings, stream, lines=False)
-        there = evaluate_text(model.cuda(), text, 0, settings, stream, lines=False)
+        here = ad.evaluate_text(model.cpu(), text, 0, carry=carry, **options)
+        there = ad.evaluate_text(model.cuda(), text, 0, carry=carry, **options)
         for member in here.members:
             torch.testing.assert_close(
                 here.values(member).whole, there.values(member).whole, rtol=2e-3, atol=2e-3
@@ -106,27 +110,33 @@ def test_language_model_scores_agree():
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
-def test_no_batch_after_the_first_waits_for_the_device(monkeypatch):
+def test_no_batch_after_the_first_waits_for_the_device():
     """The first batch compiles, captures a graph and copies constants. Some targets are padding."""
-    from afterdrop.evaluation.engines.text_fused import FusedLanguageWorker
+    from afterdrop.evaluation.engines.text_fused import TextFusedEngine
+
+    begun = []
+
+    class StrictEngine(TextFusedEngine):
+        def begin(self, batch, number):
+            begun.append(number)
+            if len(begun) > 1:
+                torch.cuda.set_sync_debug_mode("error")
+            return super().begin(batch, number)
+
+    def strict(model, protocol, likelihood, sites, memory):
+        make = partial(StrictEngine, model, protocol, likelihood, memory)
+        return Dispatcher([EngineMaker(make, kernels=True)], memory, "the evaluation"), None
 
     torch.manual_seed(0)
     rates = {"input_dropout": 0.3, "state_dropout": 0.3, "output_dropout": 0.5}
     model = LanguageModel(LanguageModelConfig(50, (32, 32), **rates)).eval().cuda()
     text = torch.randint(50, (401,))
-    settings, stream = Settings(ad.Grid((0, 1), (0, 1)), Plan(8)), StreamSettings(20, 3, windows=2)
-    wanted = evaluate_text(model, text, 0, settings, stream, lines=False)
-    begun, original = [], FusedLanguageWorker.begin
-
-    def strict(self, batch, number):
-        begun.append(number)
-        if len(begun) > 1:
-            torch.cuda.set_sync_debug_mode("error")
-        return original(self, batch, number)
-
-    monkeypatch.setattr(FusedLanguageWorker, "begin", strict)
+    request = Request(ad.Grid((0, 1), (0, 1)), Plan(8), stream=StreamSettings(20, 3))
+    execution = Execution(windows=2)
+    windows = open_windows(model, EvalStripes(text, 0, 3, 20, lines=False), request, execution)
+    wanted = run_evaluation(model, windows, request, execution, len(text))
     try:
-        found = evaluate_text(model, text, 0, settings, stream, lines=False)
+        found = run_evaluation(model, windows, request, execution, len(text), strict)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert begun == [0, 1, 2, 3]
