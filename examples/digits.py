@@ -69,6 +69,7 @@ def main() -> None:
         grid=ad.Grid((choice.member.alpha,), (0.0, choice.member.multiplier)),
         num_samples=options.num_samples,
         split="test",
+        temperatures=choice.temperatures,
     )
     run.save_scores(final)
     print("On test data, which were not used for the choice:")

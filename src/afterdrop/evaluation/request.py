@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from afterdrop.errors import DataError, MemberError, ScoresError
 from afterdrop.family.member import Grid
 from afterdrop.family.temperature import Nodes
 from afterdrop.masks.uniforms import Plan
+from afterdrop.typed_records import read_record
 
 Carry = Literal["deterministic", "sampled"]
 Lifetime = Literal["window", "stream"]
@@ -71,7 +71,7 @@ class Request:
 
     Example:
         >>> request = Request(Grid((0, 1), (0, 1)), Plan(8))
-        >>> Request.from_dict(json.loads(json.dumps(request.to_dict()))) == request
+        >>> read_record(Request, json.loads(json.dumps(dataclasses.asdict(request)))) == request
         True
     """
 
@@ -106,22 +106,6 @@ class Request:
                 f"num_samples=1 with alphas {self.grid.alphas}: one sample has one mean, so all "
                 "alphas coincide; use more samples or a grid with a single alpha"
             )
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain values that JSON can hold."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_dict(cls, record: Mapping[str, Any]) -> Request:
-        """The inverse of `to_dict`, from what JSON gives back."""
-        fields = dict(record)
-        grid, stream = fields.pop("grid"), fields.pop("stream")
-        return cls(
-            grid=Grid(tuple(grid["alphas"]), tuple(grid["multipliers"]), grid["temper"]),
-            plan=Plan(**fields.pop("plan")),
-            stream=None if stream is None else StreamSettings(**stream),
-            **fields,
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,14 +165,12 @@ class Protocol:
 
     @classmethod
     def from_json(cls, text: str) -> Protocol:
-        """The inverse of `to_json`."""
-        record = json.loads(text)
-        return cls(
-            request=Request.from_dict(record.pop("request")),
-            sites=tuple(map(tuple, record.pop("sites"))),
-            off=tuple(map(tuple, record.pop("off"))),
-            **record,
-        )
+        """The inverse of `to_json`.
+
+        Raises:
+            ValueError: If it is not; names the field that is wrong.
+        """
+        return read_record(cls, json.loads(text))
 
     def require_same(self, other: Protocol, what: str) -> None:
         """Raises `ScoresError` that names the first field in which two protocols differ."""

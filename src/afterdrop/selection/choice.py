@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from torch import nn
 
@@ -21,6 +21,7 @@ from afterdrop.models.fingerprint import fingerprint
 from afterdrop.run_layout import RunLayout
 from afterdrop.selection.predictor import Predictor
 from afterdrop.selection.stream_predictor import StreamPredictor
+from afterdrop.typed_records import read_record
 
 Prefer = Literal["best", "cheapest"]
 _KIND, _VERSION = "afterdrop-choice", 1
@@ -81,6 +82,9 @@ class Choice:
     num_samples: int
     prefer: Prefer
     optimistic: bool = False
+
+    def __post_init__(self) -> None:
+        Plan(self.num_samples)  # refuses what no predictor can have
 
     def predictor(
         self,
@@ -173,8 +177,8 @@ class Choice:
         """
         record = read_json(_file(path), _KIND, _VERSION)
         try:
-            return cls(**{**record, **_typed(record)})
-        except (AfterdropError, KeyError, TypeError, ValueError) as error:
+            return read_record(cls, record)
+        except (AfterdropError, ValueError) as error:
             raise FileError(
                 f"{_file(path)} is damaged ({error}); choose again with select"
             ) from error
@@ -237,28 +241,3 @@ class Choice:
 def _file(path: str | Path) -> Path:
     path = Path(path)
     return RunLayout(path).choice if path.is_dir() else path
-
-
-def _typed(record: dict[str, Any]) -> dict[str, Any]:
-    """The fields of a choice that JSON does not hold as they are."""
-    return {
-        "member": Member(**record["member"]),
-        "request": Request.from_dict(record["request"]),
-        "temperatures": (record["temperatures"][0], record["temperatures"][1]),
-        "deterministic": Member(**record["deterministic"]),
-        "ranking": tuple(
-            Candidate(
-                **{
-                    **candidate,
-                    "member": Member(**candidate["member"]),
-                    "difference": Estimate(**candidate["difference"]),
-                }
-            )
-            for candidate in record["ranking"]
-        ),
-        "gain": Estimate(**record["gain"]),
-        "crossfit": None if record["crossfit"] is None else Estimate(**record["crossfit"]),
-        "recurrence": tuple(
-            (Member(**m), tuned, share) for m, tuned, share in record["recurrence"]
-        ),
-    }

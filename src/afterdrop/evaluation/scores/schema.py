@@ -51,7 +51,7 @@ class TensorSpec:
         dims: Its dimensions; the targets N come last.
         dtype: The type of its elements.
         present: Whether Scores of a protocol have it.
-        optional: Whether they may lack it even then, because the model decides.
+        optional: Whether they may lack its whole group even then, because the model decides.
     """
 
     group: Group
@@ -197,20 +197,23 @@ def check(tensors: Mapping[str, Tensor], protocol: Protocol) -> None:
     Raises:
         ScoresError: If they are not; names the first that is wrong.
     """
-    lacking = [s.name for s in expected(protocol) if not s.optional and s.name not in tensors]
+    specs = list(expected(protocol))
+    groups = {spec.group for spec in specs if spec.name in tensors}
+    needed = [spec.name for spec in specs if not spec.optional or spec.group in groups]
+    lacking = [name for name in needed if name not in tensors]
     if lacking:
         raise ScoresError(f"the scores lack {', '.join(lacking)}; evaluate again")
-    unknown = sorted(set(tensors) - {spec.name for spec in expected(protocol)})
+    unknown = sorted(set(tensors) - {spec.name for spec in specs})
     if unknown:
         raise ScoresError(f"the scores hold {', '.join(unknown)}, which their protocol does not")
-    size = sizes(protocol, len(tensors["data.targets"]))
-    for name, tensor in tensors.items():
-        spec = _BY_NAME[name]
+    size = sizes(protocol, tensors[name_of("data", "targets")].numel())
+    for spec in specs:
+        tensor = tensors.get(spec.name)
         shape = tuple(size[dim] for dim in spec.dims)
-        if tuple(tensor.shape) != shape or tensor.dtype != spec.dtype:
+        if tensor is not None and (tuple(tensor.shape), tensor.dtype) != (shape, spec.dtype):
             raise ScoresError(
-                f"{name} is {tensor.dtype} of shape {tuple(tensor.shape)}; the protocol asks for "
-                f"{spec.dtype} of shape {shape}; evaluate again"
+                f"{spec.name} is {tensor.dtype} of shape {tuple(tensor.shape)}; the protocol asks "
+                f"for {spec.dtype} of shape {shape}; evaluate again"
             )
 
 
