@@ -58,7 +58,7 @@ class RandomStripes:
     def __init__(self, shape: tuple[int, int], types: int) -> None:
         self.shape, self.types = shape, types
 
-    def window(self, step: int) -> tuple[Tensor, Tensor]:
+    def __getitem__(self, step: int) -> tuple[Tensor, Tensor]:
         """Inputs and targets [B, time]."""
         inputs, targets = (torch.randint(self.types, self.shape) for _ in range(2))
         return inputs, targets
