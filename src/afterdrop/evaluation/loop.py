@@ -30,7 +30,7 @@ from afterdrop.evaluation.resume_store import ResumeStore
 from afterdrop.evaluation.scores.schema import name_of
 from afterdrop.evaluation.scores.scores import Scores
 from afterdrop.family.temperature import Nodes
-from afterdrop.masks.model_call import take_rows
+from afterdrop.masks.model_call import LogitsPlace, take_rows
 from afterdrop.masks.model_guard import Reset, guarded
 from afterdrop.masks.sites import Sites, check_model, find_sites
 from afterdrop.models.fingerprint import fingerprint
@@ -70,6 +70,7 @@ def run_evaluation(
     execution: Execution,
     targets: int | None = None,
     choose_engines: Callable[..., tuple[Dispatcher, str | None]] = evaluation_engines,
+    logits: LogitsPlace | None = None,
 ) -> Scores:
     """Evaluates batches, and keeps finished parts where asked.
 
@@ -81,11 +82,12 @@ def run_evaluation(
         targets: Number of targets in the data, if known: results are then copied to their final
             place at once.
         choose_engines: Chooses the engines for a model and a protocol.
+        logits: The function that finds the logits in the model's output, if the request has one.
     """
     check_model(model)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     current_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-    likelihood = Categorical.of(request)
+    likelihood = Categorical.of(request, logits)
     with (
         torch.no_grad(),
         guarded(model, execution.reset),
@@ -93,7 +95,7 @@ def run_evaluation(
     ):  # kernels go to the current device
         head, stream, total = open_batches(batches)
         first = read_batch(head, 0, execution.first_example, device, likelihood)
-        sites = _dry_run(model, first, request)
+        sites = _dry_run(model, first, request, likelihood)
         protocol = _protocol(model, first, request, likelihood, sites)
         if execution.ranks.count > 1:
             protocol = agree(protocol, execution.ranks)
@@ -197,12 +199,15 @@ def _due(
             bar.update()
 
 
-def _dry_run(model: nn.Module, first: Batch, request: Request) -> Sites | None:
+def _dry_run(
+    model: nn.Module, first: Batch, request: Request, likelihood: Categorical
+) -> Sites | None:
     """The dropout sites, found on a few examples of the first batch; None if nothing samples."""
     if not request.grid.stochastic:
         return None
     dim = request.batch_dim
     options: dict[str, Any] = {"rates": request.rates, "noise": request.noise, "batch_dim": dim}
+    options["logits"] = likelihood.logits
 
     def dry_run(examples: int) -> Sites:
         inputs = take_rows(first.inputs, dim, first.size, 0, examples, 1)
@@ -225,6 +230,7 @@ def _protocol(
 ) -> Protocol:
     """The request, and what the model and the first batch make of it."""
     output = call(model, first.fresh_inputs(request.batch_dim))
+    likelihood.check_axes(output, first.host)
     logits = likelihood.read_output(output, first.host, 1)[0]
     classes = logits.shape[-1]
     likelihood.check_output(logits)

@@ -64,7 +64,17 @@ SUPPORTED: Mapping[str, Check] = {
     "plan": why_not_plan,
     "temperatures": why_not_temperatures,
     **dict.fromkeys(
-        ("split", "rates", "noise", "batch_dim", "class_dim", "ignore_index", "stream", "limit"),
+        (
+            "split",
+            "rates",
+            "noise",
+            "batch_dim",
+            "class_dim",
+            "ignore_index",
+            "stream",
+            "limit",
+            "logits",
+        ),
         any_value,
     ),
 }

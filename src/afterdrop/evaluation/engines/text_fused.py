@@ -113,9 +113,10 @@ SUPPORTED: Mapping[str, Check] = {
     "stream": _why_not_stream,
     "temperatures": kernel_sums.why_not_temperatures,
     "batch_dim": lambda dim: None if dim == 0 else f"batch_dim is {dim}",
-    "class_dim": lambda dim: None if dim == -1 else f"class_dim is {dim}",
+    "class_dim": lambda dim: None if dim in (None, -1) else f"class_dim is {dim}",
     "rates": lambda rates: f"rates={rates!r} are declared" if rates else None,
     "noise": lambda noise: f"noise={noise!r} is declared" if noise else None,
+    "logits": lambda place: None if place is None else f"logits={place!r} are declared",
     **dict.fromkeys(("split", "ignore_index", "limit"), any_value),
 }
 
