@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from afterdrop.errors import DataError
 
@@ -22,6 +23,7 @@ LogitsPlace = int | str | Callable[[Any], Any]
 
 def batch_size(inputs: Any, batch_dim: int) -> int:
     """The size of the batch dimension of the first tensor in nested inputs."""
+    check_inputs(inputs)
     for tensor in tensors(inputs):
         if tensor.dim() > batch_dim:
             return tensor.shape[batch_dim]
@@ -29,6 +31,30 @@ def batch_size(inputs: Any, batch_dim: int) -> int:
         f"no input tensor has a dimension batch_dim={batch_dim}; pass tensors (or tuples or dicts "
         "of tensors) with a batch dimension, and its index as batch_dim"
     )
+
+
+def check_inputs(inputs: Any) -> None:
+    """Refuses nested inputs whose rows cannot be copied, and tensors without values.
+
+    Raises:
+        DataError: If there are any.
+    """
+    if isinstance(inputs, PackedSequence):
+        raise DataError(
+            "an input is a PackedSequence, whose examples cannot be copied one by one; give the "
+            "padded sequences and their lengths, and pack them in forward (pack_padded_sequence)"
+        )
+    if isinstance(inputs, Tensor):
+        if inputs.is_meta:
+            raise DataError(
+                "a tensor is on the meta device, where it has no values; load the model's weights "
+                "on another device, and give inputs with values"
+            )
+    elif isinstance(inputs, Mapping):
+        check_inputs(list(inputs.values()))
+    elif isinstance(inputs, list | tuple):
+        for value in inputs:
+            check_inputs(value)
 
 
 def tensors(inputs: Any) -> list[Tensor]:

@@ -13,9 +13,10 @@ from afterdrop.errors import DataError, MemberError
 from afterdrop.evaluation.chunks import Memory
 from afterdrop.evaluation.engines.dispatch import Dispatcher, EngineMaker, operations_for
 from afterdrop.evaluation.likelihoods.categorical import Categorical
+from afterdrop.evaluation.model_inputs import find_or_explain
 from afterdrop.evaluation.request import Request, recorded_place
 from afterdrop.family.member import Grid, Member
-from afterdrop.masks.model_call import LogitsPlace, batch_size, take_rows
+from afterdrop.masks.model_call import LogitsPlace, batch_size, check_inputs, take_rows
 from afterdrop.masks.model_guard import Reset, guarded
 from afterdrop.masks.sites import Sites, find_sites
 from afterdrop.masks.uniforms import Plan, Scheme
@@ -114,6 +115,7 @@ class Predictor(nn.Module):
     def forward(self, *inputs: Any, **kwargs: Any) -> Tensor:
         """Log-probabilities of the inputs (as the model takes them), in the shape of the logits."""
         arguments = inputs, kwargs
+        check_inputs([*list(self.model.parameters())[:1], *arguments])
         with guarded(self.model, self.reset):
             if self.member.deterministic:
                 logits, _ = self._logits(arguments)
@@ -171,7 +173,9 @@ class Predictor(nn.Module):
         self._logits(take_rows(arguments, request.batch_dim, size, 0, size, 1))  # refuses early
         options: Any = {"rates": request.rates, "noise": request.noise}
         options |= {"batch_dim": request.batch_dim, "logits": self._likelihood.logits}
-        self._sites = find_sites(self.model, *inputs, **options, **kwargs)
+        self._sites = find_or_explain(
+            lambda: find_sites(self.model, *inputs, **options, **kwargs), lambda: None
+        )
         self._by_position = not self._sites.batched and rows_interact(
             self._logits, arguments, size, request.batch_dim
         )
