@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
-from contract_cases import GRID, OPTIONS, N, same
+from contract_cases import GRID, OPTIONS, N, assert_same
 from torch import nn
 
 import afterdrop as ad
@@ -167,7 +167,7 @@ def test_where_the_logits_are_can_be_given(form, place):
     model, batches = Several(form), data()
     expected = ad.evaluate(ONLY, batches, **OPTIONS)
     found = ad.evaluate(model, batches, logits=place, **OPTIONS)
-    same(found, expected)
+    assert_same(found, expected)
     x = batches[0][0]
     for member in (ad.DET, ad.AMC):
         log_probs = ad.Predictor(model, member, 4, logits=place)(x)
@@ -193,7 +193,9 @@ def test_logits_that_are_not_there_are_refused(place):
 )
 def test_the_only_tensor_that_may_be_logits_needs_no_word(form):
     batches = data()
-    same(ad.evaluate(Several(form), batches, **OPTIONS), ad.evaluate(ONLY, batches, **OPTIONS))
+    assert_same(
+        ad.evaluate(Several(form), batches, **OPTIONS), ad.evaluate(ONLY, batches, **OPTIONS)
+    )
 
 
 @pytest.mark.parametrize("place", [1, "out"])

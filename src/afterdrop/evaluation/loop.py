@@ -32,7 +32,7 @@ from afterdrop.evaluation.resume_store import ResumeStore
 from afterdrop.evaluation.scores.schema import Results, name_of
 from afterdrop.evaluation.scores.scores import Scores
 from afterdrop.family.temperature import Nodes
-from afterdrop.masks.model_call import LogitsPlace, check_inputs, take_rows
+from afterdrop.masks.model_call import LogitsPlace, take_rows
 from afterdrop.masks.model_guard import Reset, guarded
 from afterdrop.masks.sites import Sites, check_model, find_sites
 from afterdrop.models.fingerprint import fingerprint
@@ -87,7 +87,6 @@ def run_evaluation(
         logits: The function that finds the logits in the model's output, if the request has one.
     """
     check_model(model)
-    check_inputs(list(model.parameters())[:1])
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     current_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
     likelihood = Categorical.of(request, logits)
