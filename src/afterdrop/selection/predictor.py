@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import islice
 from typing import Any
 
 import torch
@@ -115,7 +116,7 @@ class Predictor(nn.Module):
     def forward(self, *inputs: Any, **kwargs: Any) -> Tensor:
         """Log-probabilities of the inputs (as the model takes them), in the shape of the logits."""
         arguments = inputs, kwargs
-        check_inputs([*list(self.model.parameters())[:1], *arguments])
+        check_inputs([*islice(self.model.parameters(), 1), *arguments])
         with guarded(self.model, self.reset):
             if self.member.deterministic:
                 logits, _ = self._logits(arguments)
