@@ -1,5 +1,6 @@
 """Dataclasses from what JSON gives back: every field must be there, and of its declared type."""
 
+import contextlib
 import dataclasses
 import functools
 import types
@@ -65,8 +66,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if origin is tuple:
         return _tuple(parts, value, where)
     if origin in (Union, types.UnionType):
-        assert len(parts) == 2 and parts[1] is types.NoneType, "only optional values"
-        return None if value is None else _value(parts[0], value, where)
+        return _union(parts, value, where)
     if origin is Literal:
         if value not in parts:
             raise ValueError(f"{where}={value!r:.60} is not one of {', '.join(parts)}")
@@ -75,6 +75,17 @@ def _value(hint: Any, value: Any, where: str) -> Any:
     if not isinstance(value, accepted) or (isinstance(value, bool) and hint is not bool):
         raise ValueError(f"{where}={value!r:.60} is not {shown}")
     return value
+
+
+def _union(parts: tuple[Any, ...], value: Any, where: str) -> Any:
+    """A value of the first type that it has, or None where that is one of them."""
+    *others, last = (part for part in parts if part is not types.NoneType)
+    if value is None and types.NoneType in parts:
+        return None
+    for part in others:
+        with contextlib.suppress(ValueError):
+            return _value(part, value, where)
+    return _value(last, value, where)
 
 
 def _tuple(parts: tuple[Any, ...], value: Any, where: str) -> tuple[Any, ...]:

@@ -25,6 +25,14 @@ def load_model():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3))
 
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = load_model()
+
+    def forward(self, x):
+        return x, self.inner(x)
+
 def no_dropout():
     return nn.Linear(6, 3)
 
@@ -68,6 +76,15 @@ def test_evaluate_select_predict_from_the_command_line(folder, capsys):
     assert run.choice.member == ad.select(scores).member
     assert run.choice.fingerprint == scores.protocol.fingerprint
     assert scores.protocol.grid.alphas == (0.0, 1.0)
+
+
+def test_where_the_logits_are_can_be_given_on_the_command_line(folder, capsys):
+    for verb in (["sites"], ["evaluate", "--out", "run", "--quiet", "--num-samples", "2"]):
+        arguments = [verb[0], "mine:Pair", "mine:valid_batches", *verb[1:]]
+        assert main(arguments) == 2
+        assert "say which: logits=0 or another" in capsys.readouterr().err
+        assert main([*arguments, "--logits", "1"]) == 0
+    assert ad.Run.open("run").scores("valid").protocol.request.logits == 1
 
 
 def test_the_member_of_ones_own_model_opens_as_it_was_chosen(folder, capsys):

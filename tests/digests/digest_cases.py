@@ -188,7 +188,9 @@ def classifier_cases() -> dict[str, Callable[[], str]]:
             perceptron(), VECTORS, None, num_samples=8, grid=sampled
         ),
         "predictions of a perceptron": predicted(perceptron(), VECTORS[0][0], *some),
-        "predictions of a tagger": predicted(Tagger(), TOKENS[0][0], *some, masks="iid"),
+        "predictions of a tagger": predicted(
+            Tagger(), TOKENS[0][0], *some, masks="iid", class_dim=-1
+        ),
         "predictions of own masks": predicted(OwnMasks(), VECTORS[0][0], *some, rates="rate"),
     }
 

@@ -174,7 +174,7 @@ def test_classes_in_the_second_dimension_need_class_dim():
 
     x, y = sequences()
     model, other = Segmenter(second=True), Segmenter(second=False)
-    with pytest.raises(DataError, match="class_dim=-1"):
+    with pytest.raises(DataError, match="would match with class_dim=1"):
         ad.evaluate(model, [(x, y)], **OPTIONS)
     with pytest.raises(DataError, match="no dimension class_dim=3"):
         ad.evaluate(model, [(x, y)], class_dim=3, **OPTIONS)
@@ -182,7 +182,8 @@ def test_classes_in_the_second_dimension_need_class_dim():
     assert_same(found, ad.evaluate(other, [(x, y)], **OPTIONS))
     for member in (ad.DET, ad.AMC):
         log_probs = ad.Predictor(model, member, 4, class_dim=1)(x)
-        torch.testing.assert_close(log_probs.transpose(1, 2), ad.Predictor(other, member, 4)(x))
+        expected = ad.Predictor(other, member, 4, class_dim=-1)(x)
+        torch.testing.assert_close(log_probs.transpose(1, 2), expected)
 
 
 def test_images_of_targets():

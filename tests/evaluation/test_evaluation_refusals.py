@@ -133,7 +133,7 @@ def test_probabilities_are_refused_and_their_logarithms_are_not():
 
 
 def test_a_dictionary_of_several_tensors_must_name_its_logits():
-    with pytest.raises(DataError, match="'features', 'out'; name its logits"):
+    with pytest.raises(DataError, match=r"'features': \(.*'out': \(.*logits='features' or"):
         ad.evaluate(
             Two(lambda out: {"features": out[:, :2], "out": out}),
             [((good()[0], good()[0]), good()[1])],
@@ -154,13 +154,6 @@ def test_something_else_in_training_that_changes_the_shape_is_refused():
 def test_a_scalar_output_is_refused():
     with pytest.raises(DataError, match="logits"):
         ad.evaluate(Two(lambda out: out.mean()), [((good()[0], good()[0]), good()[1])], **OPTIONS)
-
-
-def test_the_loss_before_the_logits_of_a_tuple_is_refused():
-    with pytest.raises(ad.AfterdropError, match="logits"):
-        ad.evaluate(
-            Two(lambda out: (out.mean(), out)), [((good()[0], good()[0]), good()[1])], **OPTIONS
-        )
 
 
 @pytest.mark.parametrize(

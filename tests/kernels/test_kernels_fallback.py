@@ -26,7 +26,6 @@ from afterdrop.evaluation.engines.dispatch import (
     operations_for,
 )
 from afterdrop.evaluation.engines.generic import GenericEngine, Operations
-from afterdrop.evaluation.engines.supported import unsupported
 from afterdrop.evaluation.likelihoods.categorical import Categorical
 from afterdrop.evaluation.loop import Execution, run_evaluation
 from afterdrop.evaluation.request import Protocol, Request, StreamSettings
@@ -34,6 +33,7 @@ from afterdrop.evaluation.text_evaluation import run_text
 from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel, LanguageModelConfig
 from afterdrop.models.fused import DeterministicPass, why_not_fused
+from afterdrop.models.kernel_support import why_unsupported
 from afterdrop.ranks import Ranks
 from afterdrop.train.fused_text import FusedText
 from afterdrop.train.fused_text import why_not as why_not_trained
@@ -144,8 +144,8 @@ def test_a_run_shared_by_ranks_has_no_kernels(folder, able):
         ({"plan": Plan(4, scheme="iid")}, "masks are 'iid'"),
         ({"plan": Plan(8, blocks=4)}, "samples are in 4 blocks"),
         ({"plan": Plan(1), "grid": ad.Grid((1,), (0, 1))}, "there is one sample"),
-        ({"stream": StreamSettings(carry="sampled")}, "carry is 'sampled'"),
-        ({"grid": ad.Grid((0, 1), (0, 1), temper="sample")}, "temper is 'sample'"),
+        ({"stream": StreamSettings(carry="sampled")}, "stream.carry is 'sampled'"),
+        ({"grid": ad.Grid((0, 1), (0, 1), temper="sample")}, "grid.temper is 'sample'"),
         (
             {"grid": ad.Grid((0, 0.1), (0, 1))},
             "alphas (0.0, 0.1) are not all among (0.0, 0.25, 0.5, 0.75, 1.0)",
@@ -213,9 +213,9 @@ def test_an_option_that_the_kernels_do_not_know_is_refused(where, tables, able):
     else:
         part = extended(getattr(request, where))
         request = dataclasses.replace(request, **{where: part})
-    reason = "new=False is not known to the kernels"
+    reason = f"{where + '.' if where else ''}new is a setting that the kernels do not know"
     for engine in tables:
-        assert unsupported(request, engine.SUPPORTED) == reason
+        assert why_unsupported(request, engine.SUPPORTED) == reason
         assert engine.supports(request, model, CPU) == reason
     assert fused_text_reason(request, model, CPU) == reason
     sums = [operations.sums for operations in operations_for(request, model, CPU)]

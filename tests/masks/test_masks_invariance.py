@@ -134,6 +134,7 @@ def test_scores_do_not_depend_on_the_batch_size(name):
         "num_samples": 8,
         "rates": rates,
         "batch_dim": batch_dim,
+        "class_dim": -1,
         "temperatures": (0.25, 4.0),
     }
     whole = ad.evaluate(model, data(x, y, N, batch_dim), **options)
@@ -148,6 +149,7 @@ def test_scores_do_not_depend_on_memory_and_chunks(name):
     model, x = make(), inputs()
     y = torch.randint(3, shape)
     options = {"grid": GRID, "num_samples": 20, "rates": rates, "batch_dim": batch_dim}
+    options["class_dim"] = -1
     batches = data(x, y, N, batch_dim)
     equal(
         ad.evaluate(model, batches, **options), ad.evaluate(model, batches, memory=2**20, **options)
@@ -309,7 +311,7 @@ def test_row_layouts_are_found_with_identical_examples():
     model = TimeMajorFlat(nn.Dropout(0.4))
     x, y = torch.zeros(N, TIME, 4), torch.randint(3, (N, TIME))
     x[N // 2 :] = torch.randn(N // 2, TIME, 4)
-    options = {"grid": GRID, "num_samples": 4, "temperatures": (0.25, 4.0)}
+    options = {"grid": GRID, "num_samples": 4, "temperatures": (0.25, 4.0), "class_dim": -1}
     whole = ad.evaluate(model, data(x, y, N, 0), **options)
     equal(whole, ad.evaluate(model, data(x, y, 1, 0), **options))
 

@@ -180,7 +180,8 @@ def test_multiplier_zero_is_eval_mode_exactly(name):
     for alpha in (0, 1):
         near = scores.values(ad.Member(alpha, 1e-9)).whole
         torch.testing.assert_close(near, expected.flatten().double(), rtol=0, atol=1e-5)
-    torch.testing.assert_close(ad.Predictor(model, ad.DET, rates=rates, batch_dim=batch_dim)(x), lp)
+    predict = ad.Predictor(model, ad.DET, rates=rates, batch_dim=batch_dim, class_dim=-1)
+    torch.testing.assert_close(predict(x), lp)
 
 
 def test_packed_sequences_drop_at_their_rate():

@@ -82,7 +82,7 @@ def test_find_sites_evaluate_and_predict_leave_everything_as_it_was(case, traini
         **options,
     )
     same(before, snapshot(model))
-    ad.Predictor(model, ad.AMC, num_samples=4, **options)(x)
+    ad.Predictor(model, ad.AMC, num_samples=4, class_dim=-1, **options)(x)
     same(before, snapshot(model))
 
 

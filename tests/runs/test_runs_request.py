@@ -76,7 +76,7 @@ def test_settings_survive_evaluation_selection_and_files(case, member, tmp_path)
     for name, value in options.items():
         assert getattr(choice.request, name) == getattr(scores.request, name) == value
     found = choice.predictor(model)(x)
-    direct = ad.Predictor(model, member, 4, 7, masks="iid", **options)
+    direct = ad.Predictor(model, member, 4, 7, masks="iid", **{"class_dim": class_dim, **options})
     assert torch.equal(found, direct(x))
     torch.testing.assert_close(found.exp().sum(class_dim), torch.ones(y.shape))
     if member.deterministic:

@@ -107,8 +107,10 @@ def test_keyword_inputs_sequences_and_own_masks():
         def forward(self, *, features, scale=1.0):
             return self.inner(features) * scale
 
-    assert ad.Predictor(Named(), ad.AMC, 4)(features=torch.randn(6, 2, 5)).shape == (6, 2, 3)
-    predict = ad.Predictor(AWD(), ad.Member(0.5, 0.5), 4, rates=AWD.RATES, batch_dim=1)
+    predict = ad.Predictor(Named(), ad.AMC, 4, class_dim=-1)
+    assert predict(features=torch.randn(6, 2, 5)).shape == (6, 2, 3)
+    own = {"rates": AWD.RATES, "batch_dim": 1, "class_dim": -1}
+    predict = ad.Predictor(AWD(), ad.Member(0.5, 0.5), 4, **own)
     assert predict(torch.randint(13, (5, 3))).shape == (5, 3, 13)
     packed = ad.Predictor(Packed(), ad.AMC, 4)
     assert packed(torch.randint(11, (3, 5)), torch.tensor([5, 2, 3])).shape == (3, 3)
@@ -116,7 +118,7 @@ def test_keyword_inputs_sequences_and_own_masks():
 
 def test_time_major_predictions_do_not_depend_on_memory():
     model, tokens = AWD(), torch.randint(13, (5, 6))
-    options = {"rates": AWD.RATES, "batch_dim": 1}
+    options = {"rates": AWD.RATES, "batch_dim": 1, "class_dim": -1}
     a = ad.Predictor(model, ad.AMC, 4, **options)(tokens)
     b = ad.Predictor(model, ad.AMC, 4, memory=2**20, **options)(tokens)
     torch.testing.assert_close(a, b)
@@ -200,3 +202,140 @@ def test_a_batch_without_examples_has_deterministic_predictions_only():
         with pytest.raises(DataError, match="the input has no examples"):
             predict(torch.randn(0, 5))
         assert predict(torch.randn(2, 5)).shape == (2, 3)
+
+
+class SetAttention(nn.Module):
+    """The rows of a batch attend to each other."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inside, self.drop, self.out = nn.Linear(5, 32), nn.Dropout(0.5), nn.Linear(32, 4)
+
+    def forward(self, x):
+        h = self.drop(self.inside(x).relu())
+        return 4 * self.out((h @ h.t() / 8).softmax(-1) @ h)
+
+
+class Graph(nn.Module):
+    """Sums over the neighbours of a node; a mask of units that the nodes share, if asked."""
+
+    def __init__(self, shared=False):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inside, self.drop, self.out = nn.Linear(5, 16), nn.Dropout(0.5), nn.Linear(16, 4)
+        self.shared = shared
+
+    def forward(self, x, edges):
+        h = self.drop(self.inside(x).relu())
+        h = h.index_add(0, edges[1], h[edges[0]])
+        if self.shared:
+            h = h * self.drop(h.new_ones(16))
+        return self.out(h)
+
+
+class Pooled(nn.Module):
+    """One output per group of rows."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.inside, self.drop, self.out = nn.Linear(5, 16), nn.Dropout(0.5), nn.Linear(16, 4)
+
+    def forward(self, x, groups):
+        h = self.drop(self.inside(x).relu())
+        return self.out(h.new_zeros(int(groups.max()) + 1, 16).index_add(0, groups, h))
+
+
+EDGES = torch.randint(9, (2, 40), generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(
+    ("model", "more"),
+    [(SetAttention(), ()), (Graph(), (EDGES,)), (Graph(shared=True), (EDGES,))],
+    ids=["attention", "graph", "graph with a shared mask"],
+)
+@pytest.mark.parametrize("member", [ad.AMC, ad.Member(0.5, 0.6)])
+def test_where_rows_influence_each_other_a_batch_is_predicted_as_it_was_evaluated(
+    model, more, member
+):
+    x, y = torch.randn(9, 5), torch.randint(4, (9,))
+    grid = ad.Grid((0, member.alpha), (0, member.multiplier))
+    scores = ad.evaluate(model, [((x, *more), y)], grid=grid, num_samples=8)
+    predict = ad.Predictor(model, member, 8)
+    for _ in range(2):
+        xe = -predict(x, *more).gather(1, y[:, None]).squeeze(1)
+        torch.testing.assert_close(xe, scores.values(member).whole.float(), rtol=1e-4, atol=1e-5)
+
+
+def test_rows_that_are_pooled_have_masks_of_their_own():
+    model, x = Pooled(), torch.randn(200, 5)
+    groups = torch.arange(200) // 50
+    predict = ad.Predictor(model, ad.AMC, 400)
+    found = predict(x, groups)
+    model.train()
+    with torch.no_grad():
+        passes = torch.stack([model(x, groups).softmax(-1) for _ in range(2000)])
+    spread = passes.std(0) * (1 / 400 + 1 / 2000) ** 0.5
+    assert ((found.exp() - passes.mean(0)).abs() < 5 * spread).all()
+
+
+def test_a_first_batch_of_one_row_does_not_hide_that_rows_influence_each_other():
+    model, x = SetAttention(), torch.randn(9, 5)
+    predict = ad.Predictor(model, ad.AMC, 8)
+    predict(x[:1])
+    assert torch.equal(predict(x), ad.Predictor(model, ad.AMC, 8)(x))
+
+
+def test_masks_per_example_are_a_fixed_function_of_the_input():
+    model, x = ConvNet(), torch.randn(9, 1, 8, 8)
+    predict = ad.Predictor(model, ad.AMC, 16, per_example=True)
+    whole = predict(x)
+    for size in (1, 4):
+        parts = torch.cat([predict(part) for part in x.split(size)])
+        torch.testing.assert_close(parts, whole, rtol=0, atol=1e-5)
+    again = ad.Predictor(model, ad.AMC, 16, per_example=True, memory=2**20)
+    torch.testing.assert_close(again(x.flip(0)).flip(0), whole, rtol=0, atol=1e-5)
+    twice = predict(torch.cat([x, x[:2]]))
+    torch.testing.assert_close(twice[9:], twice[:2])
+    assert not torch.allclose(whole, ad.Predictor(model, ad.AMC, 16)(x), atol=1e-3)
+    other = ad.Predictor(model, ad.AMC, 16, 1, per_example=True)(x)
+    assert not torch.allclose(whole, other, atol=1e-3)
+
+
+def test_masks_per_example_look_at_every_input():
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = mlp()
+
+        def forward(self, a, *, b):
+            return self.inner(a + b)
+
+    predict = ad.Predictor(Sum(), ad.AMC, 4, per_example=True)
+    a = torch.randn(1, 5).expand(3, 5).contiguous()
+    b = torch.zeros(3, 5)
+    b[2] = -0.0  # equal numbers, but another input
+    found = predict(a, b=b)
+    torch.testing.assert_close(found[0], found[1])
+    assert not torch.allclose(found[0], found[2], atol=1e-3)
+
+
+def test_the_mean_over_inputs_varies_less_over_seeds_with_masks_per_example():
+    torch.manual_seed(0)
+    model, x = mlp(5, 40, 4), torch.randn(300, 5)
+    spread = {
+        per_example: torch.stack(
+            [
+                ad.Predictor(model, ad.AMC, 4, seed, per_example=per_example)(x)[:, 0].mean()
+                for seed in range(12)
+            ]
+        ).std()
+        for per_example in (True, False)
+    }
+    assert spread[True] < spread[False] / 2  # measured: a quarter
+
+
+def test_predictors_print_member_samples_and_seed():
+    assert "arithmetic" in repr(ad.Predictor(mlp(), ad.AMC, 8, seed=3))
+    assert "K = 8, seed = 3" in repr(ad.Predictor(mlp(), ad.AMC, 8, seed=3))

@@ -5,7 +5,13 @@ from typing import Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
-from afterdrop.cli.options import OptionalInt, OptionalPath, OptionalRange, OptionalText
+from afterdrop.cli.options import (
+    OptionalInt,
+    OptionalPath,
+    OptionalRange,
+    OptionalText,
+    logits_place,
+)
 from afterdrop.cli.resolve import resolve_batches, resolve_model
 from afterdrop.cli.torchrun import shared_evaluation
 from afterdrop.errors import DataError, FileError
@@ -35,8 +41,9 @@ def evaluate(
     rates: tuple[str, ...] = (),
     noise: tuple[str, ...] = (),
     batch_dim: int = 0,
-    class_dim: int = -1,
+    class_dim: OptionalInt = None,
     ignore_index: int = -100,
+    logits: OptionalText = None,
     window: OptionalInt = None,
     stripes: int = 1,
     carry: Literal["deterministic", "sampled"] = "deterministic",
@@ -78,8 +85,11 @@ def evaluate(
         rates: Attributes that hold rates of masks the model draws itself, as in encoder.dropoute.
         noise: Modules whose random draws are not dropout and stay off.
         batch_dim: Batch dimension of inputs, targets and logits.
-        class_dim: Class dimension of the logits, such as 1 for [B, V, height, width].
+        class_dim: Class dimension of the logits, such as 1 for [B, V, height, width]; by default
+            the last, if no other fits the targets.
         ignore_index: Targets with this value do not count.
+        logits: Index or key of the logits in the model's output, if several tensors may be the
+            logits.
         window: Texts: tokens per window; by default that of training.
         stripes: Texts: shares that start from a zero state; 1 is the exact stream, more is faster.
         carry: Texts: windows start from the deterministic state, or each sample carries its own.
@@ -134,6 +144,7 @@ def evaluate(
         temperatures,
         stream,
         limit,
+        logits_place(logits),
     )
     memory, parts = None if memory_mib is None else memory_mib * 2**20, run.layout.parts(split)
     asked = device if trained else device or "cpu"  # a user's own model stays where it is

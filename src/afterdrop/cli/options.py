@@ -12,3 +12,8 @@ OptionalFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_beha
 OptionalRange = Annotated[
     tuple[float, float] | None, tyro.conf.arg(metavar="LOW HIGH", help_behavior_hint="")
 ]
+
+
+def logits_place(text: str | None) -> int | str | None:
+    """An index if the text is a number, otherwise a key."""
+    return int(text) if text is not None and text.isdecimal() else text

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 import tyro
 from tyro.conf import Positional
 
+from afterdrop.cli.options import OptionalText, logits_place
 from afterdrop.cli.resolve import resolve_batches, resolve_model
 from afterdrop.evaluation.batches import call
 from afterdrop.masks.sites import Sites, find_sites
@@ -18,6 +19,7 @@ def sites(
     rates: tuple[str, ...] = (),
     noise: tuple[str, ...] = (),
     batch_dim: int = 0,
+    logits: OptionalText = None,
 ) -> None:
     """List every dropout site of a model, verified by dry runs on the first batch.
 
@@ -36,11 +38,16 @@ def sites(
         rates: Attributes that hold the rates of masks that the model draws itself.
         noise: Modules whose random draws are not dropout.
         batch_dim: Batch dimension of the inputs.
+        logits: Index or key of the logits in the model's output, if several tensors may be the
+            logits.
     """
     module = resolve_model(model)
     inputs, _ = next(iter(resolve_batches(data, split)))
 
+    options: dict[str, Any] = {"rates": rates, "noise": noise, "batch_dim": batch_dim}
+    options["logits"] = logits_place(logits)
+
     def dry_run(*args: Any, **kwargs: Any) -> Sites:
-        return find_sites(module, *args, rates=rates, noise=noise, batch_dim=batch_dim, **kwargs)
+        return find_sites(module, *args, **options, **kwargs)
 
     print(call(dry_run, tuple(inputs) if isinstance(inputs, list) else inputs))

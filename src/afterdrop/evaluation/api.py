@@ -9,10 +9,17 @@ from typing import Any
 from torch import Tensor, nn
 
 from afterdrop.evaluation.loop import Execution, run_evaluation
-from afterdrop.evaluation.request import Carry, Lifetime, Request, StreamSettings
+from afterdrop.evaluation.request import (
+    Carry,
+    Lifetime,
+    Request,
+    StreamSettings,
+    recorded_place,
+)
 from afterdrop.evaluation.scores.scores import Scores
 from afterdrop.evaluation.text_evaluation import run_text
 from afterdrop.family.member import Grid
+from afterdrop.masks.model_call import LogitsPlace
 from afterdrop.masks.model_guard import Reset
 from afterdrop.masks.uniforms import Plan, Scheme
 from afterdrop.models import LanguageModel
@@ -32,8 +39,9 @@ def evaluate(
     rates: Sequence[str] = (),
     noise: Sequence[str] = (),
     batch_dim: int = 0,
-    class_dim: int = -1,
+    class_dim: int | None = None,
     ignore_index: int = -100,
+    logits: LogitsPlace | None = None,
     temperatures: tuple[float, float] | None = None,
     first_example: int = 0,
     memory: int | None = None,
@@ -51,7 +59,7 @@ def evaluate(
         model: Any module that contains dropout; stays on its device.
         batches: Pairs (inputs, targets). Inputs are a tensor, a tuple of positional or a dict of
             keyword inputs; targets are class numbers [B] or [B, ...]. The model returns logits
-            [B, ..., V] as a tensor, first of a tuple, or `.logits`.
+            [B, ..., V] as a tensor, in a tuple, or as `.logits`.
         grid: The members; by default 5 alphas × 11 multipliers, each at every temperature.
         num_samples: Number of mask samples K, even.
         seed: Seed of the masks.
@@ -61,8 +69,11 @@ def evaluate(
         rates: Attributes that hold rates of masks which the model draws itself (`find_sites`).
         noise: Modules whose random draws are not dropout (`find_sites`).
         batch_dim: Batch dimension of inputs, targets and logits.
-        class_dim: Class dimension of the logits, such as 1 for [B, V, height, width].
+        class_dim: Class dimension of the logits, such as 1 for [B, V, height, width]; by default
+            the last, and refused if another one would fit the targets, too.
         ignore_index: Targets with this value do not count.
+        logits: Where the model's output holds its logits, if several of its tensors may be the
+            logits: an index, a key or a function of the output.
         temperatures: Lowest and highest temperature; by default chosen from the first batch.
         first_example: Number of the first example, for data evaluated in parts (`Scores.merge`).
         memory: Bytes for accumulators and activations; by default 256 MiB on a CPU and 40 % of
@@ -99,10 +110,11 @@ def evaluate(
         class_dim,
         ignore_index,
         temperatures,
+        logits=recorded_place(logits),
     )
     group = SINGLE_PROCESS if ranks is None else current(ranks)
     execution = Execution(first_example, memory, resume, progress, group, reset=reset)
-    return run_evaluation(model, batches, request, execution)
+    return run_evaluation(model, batches, request, execution, logits=logits)
 
 
 def evaluate_text(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from afterdrop.errors import DataError
 from afterdrop.evaluation.likelihoods import Likelihood
-from afterdrop.masks.model_call import take_rows, tensors
+from afterdrop.masks.model_call import check_inputs, take_rows, tensors
 from afterdrop.transfer import upload
 
 
@@ -69,6 +69,7 @@ def read_batch(
         )
     inputs, targets = item
     host = likelihood.read_targets(targets, number)
+    check_inputs(inputs)
     if isinstance(inputs, list):
         inputs = tuple(inputs)
     moved = to_device(inputs, device)

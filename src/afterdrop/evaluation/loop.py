@@ -23,14 +23,16 @@ from afterdrop.evaluation.chunks import Memory
 from afterdrop.evaluation.engines.dispatch import Dispatcher, evaluation_engines
 from afterdrop.evaluation.likelihoods import Likelihood
 from afterdrop.evaluation.likelihoods.categorical import Categorical
+from afterdrop.evaluation.likelihoods.model_loss import check_loss
+from afterdrop.evaluation.model_inputs import check_call, find_or_explain
 from afterdrop.evaluation.rank_shares import agree
 from afterdrop.evaluation.request import Protocol, Request
-from afterdrop.evaluation.result_buffer import Pieces
+from afterdrop.evaluation.result_buffer import Pieces, ResultBuffer
 from afterdrop.evaluation.resume_store import ResumeStore
-from afterdrop.evaluation.scores.schema import name_of
+from afterdrop.evaluation.scores.schema import Results, name_of
 from afterdrop.evaluation.scores.scores import Scores
 from afterdrop.family.temperature import Nodes
-from afterdrop.masks.model_call import take_rows
+from afterdrop.masks.model_call import LogitsPlace, take_rows
 from afterdrop.masks.model_guard import Reset, guarded
 from afterdrop.masks.sites import Sites, check_model, find_sites
 from afterdrop.models.fingerprint import fingerprint
@@ -70,6 +72,7 @@ def run_evaluation(
     execution: Execution,
     targets: int | None = None,
     choose_engines: Callable[..., tuple[Dispatcher, str | None]] = evaluation_engines,
+    logits: LogitsPlace | None = None,
 ) -> Scores:
     """Evaluates batches, and keeps finished parts where asked.
 
@@ -81,11 +84,12 @@ def run_evaluation(
         targets: Number of targets in the data, if known: results are then copied to their final
             place at once.
         choose_engines: Chooses the engines for a model and a protocol.
+        logits: The function that finds the logits in the model's output, if the request has one.
     """
     check_model(model)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     current_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-    likelihood = Categorical.of(request)
+    likelihood = Categorical.of(request, logits)
     with (
         torch.no_grad(),
         guarded(model, execution.reset),
@@ -93,7 +97,8 @@ def run_evaluation(
     ):  # kernels go to the current device
         head, stream, total = open_batches(batches)
         first = read_batch(head, 0, execution.first_example, device, likelihood)
-        sites = _dry_run(model, first, request)
+        check_call(model, first.inputs)
+        sites = _dry_run(model, first, request, likelihood)
         protocol = _protocol(model, first, request, likelihood, sites)
         if execution.ranks.count > 1:
             protocol = agree(protocol, execution.ranks)
@@ -102,22 +107,25 @@ def run_evaluation(
         shown = execution.progress and execution.ranks.first
         if reason is not None and shown:
             tqdm.write(f"Evaluating without kernels, which is slower: {reason}.")
-        store = ResumeStore(
-            execution.resume,
-            protocol,
-            engines,
-            execution.first_example,
-            execution.ranks,
-            targets,
-        )
+        numbered = _read(stream, execution.first_example, device, likelihood)
         bar = tqdm(total=total, desc=f"evaluate {request.split}", unit="batch", disable=not shown)
-        with bar, store:
-            due = _due(stream, execution.first_example, device, likelihood, store, bar)
-            begun = (Job(n, batch, engines.begin(batch, n)) for n, batch in due)
-            for job in behind(begun, engines.ahead):
-                store.add(job.number, job.batch, job.results())
-                bar.update()
-        tensors = store.finish()
+        with bar:
+            if execution.resume is None and execution.ranks.count == 1:
+                buffer = ResultBuffer(targets)
+                for job in _jobs(numbered, engines):
+                    buffer.add(job.results())
+                    bar.update()
+                tensors = buffer.since(0)
+            else:
+                store = ResumeStore(
+                    execution.resume,
+                    protocol,
+                    engines,
+                    execution.first_example,
+                    execution.ranks,
+                    targets,
+                )
+                tensors = _run_kept(numbered, engines, store, bar)
     if not tensors[name_of("data", "targets")].numel():
         raise DataError(f"no target counts: all equal ignore_index={request.ignore_index}")
     return Scores(protocol, tensors)
@@ -179,30 +187,50 @@ def behind(made: Iterator[_Item], ahead: int) -> Iterator[_Item]:
         raise error
 
 
-def _due(
-    stream: Iterator[Any],
-    position: int,
-    device: torch.device,
-    likelihood: Likelihood,
-    store: ResumeStore,
-    bar: Any,
+def _read(
+    stream: Iterator[Any], position: int, device: torch.device, likelihood: Likelihood
 ) -> Iterator[tuple[int, Batch]]:
-    """The batches that are left to evaluate here, with their numbers."""
+    """All batches, with their numbers."""
     for number, item in enumerate(stream):
         batch = read_batch(item, number, position, device, likelihood)
         position += batch.size
-        if store.due(number, batch):
-            yield number, batch
-        else:
+        yield number, batch
+
+
+def _jobs(numbered: Iterator[tuple[int, Batch]], engines: Dispatcher) -> Iterator[Job]:
+    """Batches whose results can be taken, while the engines work on later ones."""
+    begun = (Job(number, batch, engines.begin(batch, number)) for number, batch in numbered)
+    return behind(begun, engines.ahead)
+
+
+def _run_kept(
+    numbered: Iterator[tuple[int, Batch]], engines: Dispatcher, store: ResumeStore, bar: Any
+) -> Results:
+    """Results of all batches, of which this process evaluates those that are due."""
+
+    def due() -> Iterator[tuple[int, Batch]]:
+        for number, batch in numbered:
+            if store.due(number, batch):
+                yield number, batch
+            else:
+                bar.update()
+
+    with store:
+        for job in _jobs(due(), engines):
+            store.add(job.number, job.batch, job.results())
             bar.update()
+    return store.finish()
 
 
-def _dry_run(model: nn.Module, first: Batch, request: Request) -> Sites | None:
+def _dry_run(
+    model: nn.Module, first: Batch, request: Request, likelihood: Categorical
+) -> Sites | None:
     """The dropout sites, found on a few examples of the first batch; None if nothing samples."""
     if not request.grid.stochastic:
         return None
     dim = request.batch_dim
     options: dict[str, Any] = {"rates": request.rates, "noise": request.noise, "batch_dim": dim}
+    options["logits"] = likelihood.logits
 
     def dry_run(examples: int) -> Sites:
         inputs = take_rows(first.inputs, dim, first.size, 0, examples, 1)
@@ -213,22 +241,26 @@ def _dry_run(model: nn.Module, first: Batch, request: Request) -> Sites | None:
     except AfterdropError:
         raise
     except Exception:  # an input that only looks like a batch cannot be cut: take all of it
-        return dry_run(first.size)
+        return find_or_explain(
+            lambda: dry_run(first.size), lambda: call(model, first.fresh_inputs(dim))
+        )
 
 
 def _protocol(
     model: nn.Module,
     first: Batch,
     request: Request,
-    likelihood: Likelihood,
+    likelihood: Categorical,
     sites: Sites | None,
 ) -> Protocol:
     """The request, and what the model and the first batch make of it."""
     output = call(model, first.fresh_inputs(request.batch_dim))
+    likelihood.check_axes(output, first.host)
     logits = likelihood.read_output(output, first.host, 1)[0]
     classes = logits.shape[-1]
     likelihood.check_output(logits)
     likelihood.check_targets(first.host, classes, 0)
+    check_loss(output, first.host, likelihood)
     if request.temperatures is None:
         targets = first.targets.flatten()[likelihood.counts(first.targets)]
         nodes = likelihood.bracket(logits, targets)

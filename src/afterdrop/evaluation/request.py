@@ -16,12 +16,19 @@ from typing import Any, Literal
 from afterdrop.errors import DataError, MemberError, ScoresError
 from afterdrop.family.member import Grid
 from afterdrop.family.temperature import Nodes
+from afterdrop.masks.model_call import LogitsPlace
 from afterdrop.masks.uniforms import Plan
 from afterdrop.typed_records import read_record
 
 Carry = Literal["deterministic", "sampled"]
 Lifetime = Literal["window", "stream"]
+LOGITS_FUNCTION = "<function>"  # what a request records of a function that finds the logits
 SAMPLE_NODES = 13  # XE of tempered samples is kept at these temperatures, from center/2 to center*2
+
+
+def recorded_place(logits: LogitsPlace | None) -> int | str | None:
+    """What a request keeps of where the logits are: of a function only that there is one."""
+    return LOGITS_FUNCTION if callable(logits) else logits
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,11 +70,13 @@ class Request:
         rates: Attributes that hold the rates of masks which the model draws itself.
         noise: Modules whose random draws are not dropout.
         batch_dim: Batch dimension of inputs, targets and logits.
-        class_dim: Class dimension of the logits.
+        class_dim: Class dimension of the logits; None for the last, if that is beyond doubt.
         ignore_index: Targets with this value do not count.
         temperatures: Lowest and highest temperature; None to choose them from the first batch.
         stream: How a text is read; None for other data.
         limit: Number of leading tokens or images of the split to evaluate; None for all.
+        logits: Index or key of the logits in the model's output, or `LOGITS_FUNCTION`; None for the
+            only tensor that may be the logits.
 
     Example:
         >>> request = Request(Grid((0, 1), (0, 1)), Plan(8))
@@ -81,11 +90,12 @@ class Request:
     rates: tuple[str, ...] = ()
     noise: tuple[str, ...] = ()
     batch_dim: int = 0
-    class_dim: int = -1
+    class_dim: int | None = None
     ignore_index: int = -100
     temperatures: tuple[float, float] | None = None
     stream: StreamSettings | None = None
     limit: int | None = None
+    logits: int | str | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.grid, Grid):

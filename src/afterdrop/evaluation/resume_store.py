@@ -40,10 +40,10 @@ class Carrying(TypingProtocol):
 
 
 class ResumeStore:
-    """Collects the results of batches; with a folder, also keeps them there.
+    """Collects the results of batches that ranks share, or that are kept in a folder.
 
     Args:
-        folder: Where parts are kept, or None to keep nothing.
+        folder: Where parts are kept; None if ranks share the batches and nothing is kept.
         protocol: Of this evaluation; parts of another one are refused.
         engines: Compute the batches; what they carry is kept with the parts.
         first_example: Number of the first example.

@@ -209,7 +209,7 @@ def _eval_output(dry: DryRun) -> Tensor:
         inputs, kwargs = dry.take()
         torch.manual_seed(torch.initial_seed() + number)
         with evaluating(dry.model), recorder.watching(), detector:
-            outputs.append(output_tensor(dry.model(*inputs, **kwargs)))
+            outputs.append(output_tensor(dry.model(*inputs, **kwargs), dry.logits))
     if dry.same(*outputs):
         return outputs[0]
     if detector.draws:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from afterdrop.errors import AfterdropError, SiteError
 from afterdrop.masks.control import OperatorMode
 from afterdrop.masks.model_call import (
+    LogitsPlace,
     batch_size,
     close,
     output_tensor,
@@ -115,6 +116,7 @@ class DryRun:
         kwargs: Keyword inputs.
         rates: Declared attributes that hold rates.
         batch_dim: The batch dimension of the inputs.
+        logits: Where the output holds its logits (see `output_tensor`).
 
     Attributes:
         batch: The number of examples in the input.
@@ -124,9 +126,15 @@ class DryRun:
     dtype: torch.dtype | None = None
 
     def __init__(
-        self, model: nn.Module, inputs: Any, kwargs: Any, rates: tuple[str, ...], batch_dim: int
+        self,
+        model: nn.Module,
+        inputs: Any,
+        kwargs: Any,
+        rates: tuple[str, ...],
+        batch_dim: int,
+        logits: LogitsPlace | None = None,
     ) -> None:
-        self.model, self.rates, self.batch_dim = model, rates, batch_dim
+        self.model, self.rates, self.batch_dim, self.logits = model, rates, batch_dim, logits
         self.inputs, self.kwargs = inputs, kwargs
         self.batch = batch_size((inputs, kwargs), batch_dim)
         if self.batch == 0:
@@ -192,7 +200,7 @@ class DryRun:
         inputs, kwargs = self.take(copies, rows)
         recorder.visits.clear()
         with recorder.prepared(multiplier):
-            return output_tensor(recorder.run(*inputs, **kwargs))
+            return output_tensor(recorder.run(*inputs, **kwargs), self.logits)
 
 
 _HALF = 0.5

@@ -8,17 +8,22 @@ The mode of a model and its other state: `model_guard`.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 
 from afterdrop.errors import DataError
+
+# Where an output holds its logits: an index, a key (or attribute), or a function of the output.
+LogitsPlace = int | str | Callable[[Any], Any]
 
 
 def batch_size(inputs: Any, batch_dim: int) -> int:
     """The size of the batch dimension of the first tensor in nested inputs."""
+    check_inputs(inputs)
     for tensor in tensors(inputs):
         if tensor.dim() > batch_dim:
             return tensor.shape[batch_dim]
@@ -26,6 +31,30 @@ def batch_size(inputs: Any, batch_dim: int) -> int:
         f"no input tensor has a dimension batch_dim={batch_dim}; pass tensors (or tuples or dicts "
         "of tensors) with a batch dimension, and its index as batch_dim"
     )
+
+
+def check_inputs(inputs: Any) -> None:
+    """Refuses nested inputs whose rows cannot be copied, and tensors without values.
+
+    Raises:
+        DataError: If there are any.
+    """
+    if isinstance(inputs, PackedSequence):
+        raise DataError(
+            "an input is a PackedSequence, whose examples cannot be copied one by one; give the "
+            "padded sequences and their lengths, and pack them in forward (pack_padded_sequence)"
+        )
+    if isinstance(inputs, Tensor):
+        if inputs.is_meta:
+            raise DataError(
+                "a tensor is on the meta device, where it has no values; load the model's weights "
+                "on another device, and give inputs with values"
+            )
+    elif isinstance(inputs, Mapping):
+        check_inputs(list(inputs.values()))
+    elif isinstance(inputs, list | tuple):
+        for value in inputs:
+            check_inputs(value)
 
 
 def tensors(inputs: Any) -> list[Tensor]:
@@ -74,36 +103,91 @@ def take_rows(inputs: Any, batch_dim: int, batch: int, start: int, stop: int, co
     return inputs
 
 
-def output_tensor(output: Any) -> Tensor:
+def output_tensor(output: Any, place: LogitsPlace | None = None) -> Tensor:
     """The logits in what a model returned.
 
     Args:
-        output: A tensor, an object with `.logits`, a mapping or a (nested) sequence.
+        output: A tensor, an object with `.logits`, a mapping or a (nested) sequence. If several of
+            its tensors may be the logits, `place` must say which.
+        place: Where the logits are; None for the only tensor that may be the logits.
 
     Raises:
-        DataError: If it contains no logits.
+        DataError: If it contains no logits, or several tensors that may be the logits.
 
     Example:
         >>> output_tensor({"logits": torch.zeros(2, 3), "hidden": torch.zeros(2, 9)}).shape
         torch.Size([2, 3])
+        >>> output_tensor((torch.zeros(2, 9), torch.zeros(2, 3)), place=1).shape
+        torch.Size([2, 3])
     """
-    logits = output.get("logits") if isinstance(output, Mapping) else None
-    logits = getattr(output, "logits", None) if logits is None else logits
-    if not isinstance(logits, Tensor):
-        found = [tensor for tensor in tensors(output) if tensor.is_floating_point()]
-        if isinstance(output, Mapping) and len(found) > 1:
-            raise DataError(
-                f"the model returned {type(output).__name__} with the keys "
-                f"{', '.join(map(repr, output))}; name its logits 'logits'"
-            )
-        logits = found[0] if found else None
+    logits = _only_logits(output) if place is None else _logits_at(output, place)
     if logits is None or logits.dim() == 0:
         what = "no logits" if logits is None else "a single number where logits should be"
         raise DataError(
             f"the model returned {type(output).__name__} with {what}; return the logits as a "
-            "tensor, first of a tuple, under the key 'logits', or as .logits of an object"
+            "tensor, first of a tuple, under the key 'logits', or as .logits of an object, or say "
+            "where they are: logits= an index, a key or a function of the output"
         )
     return logits
+
+
+def _logits_at(output: Any, place: LogitsPlace) -> Tensor:
+    """What an output holds at an index or a key, or what a function finds in it."""
+    if callable(place):
+        found = place(output)
+    elif isinstance(place, str) and not isinstance(output, Mapping):
+        found = getattr(output, place, None)
+    else:
+        try:
+            found = output[place]
+        except (IndexError, KeyError, TypeError):
+            found = None
+    if not isinstance(found, Tensor) or not found.is_floating_point():
+        raise DataError(
+            f"logits={place!r}: the model returned {type(output).__name__}, which holds "
+            f"{type(found).__name__} there; give the index, the key or a function of the tensor "
+            "that holds the logits"
+        )
+    return found
+
+
+def _only_logits(output: Any) -> Tensor | None:
+    """The only tensor of an output that may be its logits, if there is any."""
+    logits = output.get("logits") if isinstance(output, Mapping) else None
+    logits = getattr(output, "logits", None) if logits is None else logits
+    if isinstance(logits, Tensor):
+        return logits
+    found = _float_tensors(output)
+    # Logits have a dimension of examples and one of classes.
+    plausible = {name: tensor for name, tensor in found.items() if tensor.dim() > 1}
+    if len(plausible) > 1:
+        shapes = ", ".join(f"{name!r}: {tuple(t.shape)}" for name, t in plausible.items())
+        raise DataError(
+            f"the model returned {type(output).__name__} with {len(plausible)} tensors that may be "
+            f"its logits ({shapes}); say which: logits={next(iter(plausible))!r} or another"
+        )
+    return next(iter((plausible or found).values()), None)
+
+
+def _float_tensors(output: Any) -> dict[Any, Tensor]:
+    """Floating-point tensors of an output by index or key; the nested ones if there are no others.
+
+    A nested tensor beside others is state, such as that of an LSTM.
+    """
+    if isinstance(output, Tensor):
+        return {0: output} if output.is_floating_point() else {}
+    parts: dict[Any, Any] = {}
+    if isinstance(output, Mapping):
+        parts = dict(output)
+    elif isinstance(output, Sequence) and not isinstance(output, str | bytes):
+        parts = dict(enumerate(output))
+    floats = {
+        name: value
+        for name, value in parts.items()
+        if isinstance(value, Tensor) and value.is_floating_point()
+    }
+    nested = [tensor for tensor in tensors(output) if tensor.is_floating_point()]
+    return floats or dict(enumerate(nested))
 
 
 def close(output: Tensor, expected: Tensor, dtype: torch.dtype | None = None) -> bool:

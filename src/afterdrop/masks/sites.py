@@ -22,7 +22,7 @@ from afterdrop.errors import SiteError
 from afterdrop.masks.control import Control
 from afterdrop.masks.discovery import check_declared, check_eval_output, confirm, discover
 from afterdrop.masks.dry_run import DryRun, Visit, find_layouts
-from afterdrop.masks.model_call import full_precision
+from afterdrop.masks.model_call import LogitsPlace, full_precision
 from afterdrop.masks.model_guard import Reset, guarded
 from afterdrop.masks.operators import Place
 from afterdrop.masks.rows import Layout
@@ -141,6 +141,7 @@ def find_sites(
     rates: Sequence[str] = (),
     noise: Sequence[str] = (),
     batch_dim: int = 0,
+    logits: LogitsPlace | None = None,
     reset: Reset | None = None,
     **kwargs: Any,
 ) -> Sites:
@@ -155,6 +156,8 @@ def find_sites(
             itself (locked, embedding or weight dropout), such as "dropouti" or "encoder.p".
         noise: Names of modules whose random draws are not dropout; they stay in eval mode.
         batch_dim: The batch dimension of the input tensors.
+        logits: Where the output holds its logits, if several of its tensors may be the logits: an
+            index, a key or a function of the output.
         reset: Called with the model before each forward pass, to forget state that it keeps
             between calls.
         **kwargs: Keyword inputs of the model.
@@ -179,7 +182,7 @@ def find_sites(
     if unknown:
         raise SiteError(f"noise={noise!r}: the model has no module {sorted(unknown)}")
     with torch.no_grad(), guarded(model, reset), full_precision():
-        dry = DryRun(model, inputs, kwargs, rates, batch_dim)
+        dry = DryRun(model, inputs, kwargs, rates, batch_dim, logits)
         with dry.undone():
             return _find_sites(dry, noise)
 

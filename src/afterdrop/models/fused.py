@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from afterdrop.kernels.cuda_graph import Replay
 from afterdrop.kernels.lstm_stack import Stack, StackShape, StackWeights, fine, padded, product
-from afterdrop.models.kernel_support import Rule, why_unsupported
+from afterdrop.models.kernel_support import Table, why_unsupported
 from afterdrop.models.language_model import LanguageModel
 from afterdrop.models.layer import LSTMLayer
 from afterdrop.models.model_config import LanguageModelConfig
@@ -20,15 +20,19 @@ from afterdrop.transfer import upload
 _ALIGN = 8  # classes are padded to a multiple of it, which aligns products with the table
 _SHARINGS = ("step", "sequence")
 # The values of every field of `LanguageModelConfig` that the kernels support.
-SUPPORTED: dict[str, Rule] = {
+SUPPORTED: Table = {
     "vocabulary": "any",
-    "hidden_sizes": lambda config: len(set(config.hidden_sizes)) == 1,
+    "hidden_sizes": lambda config: (
+        None if len(set(config.hidden_sizes)) == 1 else f"hidden_sizes is {config.hidden_sizes}"
+    ),
     "embedding_size": "any",
     "tied": "any",
     "input_gate": ("capped", "plain"),
     # A stack of one layer has nothing to stack.
     "stacking": lambda config: (
-        config.stacking in ("skip", "plain") or len(config.hidden_sizes) == 1
+        None
+        if config.stacking in ("skip", "plain") or len(config.hidden_sizes) == 1
+        else f"stacking is {config.stacking!r}"
     ),
     "layer_norm": (False,),
     "forget_bias": "any",

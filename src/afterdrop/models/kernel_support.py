@@ -1,7 +1,7 @@
-"""What fast kernels support, as an opt-in table of the fields of a configuration.
+"""What fast kernels support, as an opt-in table of the fields of some options.
 
-A field that the table does not list is unsupported, whatever its value: a field that is added to a
-configuration later can never run silently on kernels that do not know it.
+A field that the table does not list is unsupported, whatever its value: a field that is added to
+the options later can never run silently on kernels that do not know it.
 """
 
 from __future__ import annotations
@@ -10,16 +10,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any, Literal
 
-Rule = Literal["any"] | tuple[Any, ...] | Callable[[Any], bool]
+# What is supported of a field: "any" value, some values, a table of the fields of its value, or a
+# function of all options, which says why they are unsupported (None if they are supported).
+Rule = Literal["any"] | tuple[Any, ...] | Mapping[str, "Rule"] | Callable[[Any], str | None]
+Table = Mapping[str, Rule]
 
 
-def why_unsupported(config: Any, supported: Mapping[str, Rule], prefix: str = "") -> str | None:
-    """The first field of a configuration that kernels do not support, in words.
+def why_unsupported(options: Any, supported: Table, prefix: str = "") -> str | None:
+    """The first field of some options that kernels do not support, in words.
 
     Args:
-        config: A dataclass.
-        supported: For each of its fields `"any"`, the values that are supported, or a function of
-            the whole configuration.
+        options: A dataclass.
+        supported: The rule of each of its fields.
         prefix: Precedes the names of fields, such as `"objective."`.
 
     Returns:
@@ -32,13 +34,18 @@ def why_unsupported(config: Any, supported: Mapping[str, Rule], prefix: str = ""
         >>> why_unsupported(MaskConfig(0.5, "step"), {"rate": "any"})
         'sharing is a setting that the kernels do not know'
     """
-    for field in fields(config):
-        name, value = f"{prefix}{field.name}", getattr(config, field.name)
+    for field in fields(options):
+        name, value = f"{prefix}{field.name}", getattr(options, field.name)
         rule = supported.get(field.name)
+        reason: str | None = None
         if rule is None:
-            return f"{name} is a setting that the kernels do not know"
-        if rule == "any":
-            continue
-        if not (rule(config) if callable(rule) else value in rule):
-            return f"{name} is {value!r}"
+            reason = f"{name} is a setting that the kernels do not know"
+        elif callable(rule):
+            reason = rule(options)
+        elif isinstance(rule, Mapping) and value is not None:
+            reason = why_unsupported(value, rule, f"{name}.")
+        elif rule != "any" and value not in rule:
+            reason = f"{name} is {value!r}"
+        if reason is not None:
+            return reason
     return None

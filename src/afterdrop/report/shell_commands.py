@@ -7,7 +7,7 @@ from typing import Any
 
 from afterdrop import recipes
 from afterdrop.data import names as data_names
-from afterdrop.evaluation.request import Protocol
+from afterdrop.evaluation.request import LOGITS_FUNCTION, Protocol
 from afterdrop.family.member import Grid
 from afterdrop.family.temperature import SPAN
 from afterdrop.report.report_input import ReportInput
@@ -105,6 +105,7 @@ def _evaluate_options(protocol: Protocol) -> dict[str, Any]:
         "batch-dim": request.batch_dim,
         "class-dim": request.class_dim,
         "ignore-index": request.ignore_index,
+        "logits": None if request.logits == LOGITS_FUNCTION else request.logits,
         "rates": " ".join(map(shlex.quote, request.rates)) or None,
         "noise": " ".join(map(shlex.quote, request.noise)) or None,
         **({} if stream is None else dataclasses.asdict(stream)),
@@ -125,6 +126,5 @@ _DEFAULTS: dict[str, Any] = {  # of afterdrop evaluate
     "blocks": 2,
     "seed": 0,
     "batch-dim": 0,
-    "class-dim": -1,
     "ignore-index": -100,
 }

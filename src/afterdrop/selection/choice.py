@@ -14,6 +14,7 @@ from afterdrop.evaluation.request import Request
 from afterdrop.family.estimates import Estimate
 from afterdrop.family.member import DET, Grid, Member
 from afterdrop.files import read_json, write_json
+from afterdrop.masks.model_call import LogitsPlace
 from afterdrop.masks.model_guard import Reset
 from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel
@@ -91,6 +92,8 @@ class Choice:
         model: nn.Module,
         *,
         num_samples: int | None = None,
+        logits: LogitsPlace | None = None,
+        per_example: bool = False,
         memory: int | None = None,
         any_weights: bool = False,
         reset: Reset | None = None,
@@ -100,6 +103,9 @@ class Choice:
         Args:
             model: The model that was evaluated.
             num_samples: Mask samples; by default those that the choice was made for.
+            logits: The function that finds the logits in the model's output, if one was given to
+                `evaluate`: it is not stored with the choice.
+            per_example: Whether each input has masks of its own (see `Predictor`).
             memory: Bytes for accumulators and activations.
             any_weights: Whether to accept weights that are not those that were evaluated.
             reset: As for `evaluate`, for a model that keeps state between calls.
@@ -108,7 +114,7 @@ class Choice:
             A `StreamPredictor` for a text, a `Predictor` otherwise.
 
         Raises:
-            DataError: If the weights are not those that were evaluated.
+            DataError: If the weights are not those that were evaluated, or `logits` is missing.
         """
         if not any_weights and fingerprint(model) != self.fingerprint:
             raise DataError(
@@ -127,7 +133,10 @@ class Choice:
                 rates=request.rates,
                 noise=request.noise,
                 batch_dim=request.batch_dim,
-                class_dim=request.class_dim,
+                # The evaluation saw from the targets that it is the last, where nothing was said.
+                class_dim=-1 if request.class_dim is None else request.class_dim,
+                logits=request.logits if logits is None else logits,
+                per_example=per_example,
                 memory=memory,
                 reset=reset,
             )

@@ -78,6 +78,14 @@ class StreamPredictor:
         )
         self.reset()
 
+    def __repr__(self) -> str:
+        plan, stream = self.request.plan, self.request.stream
+        assert stream is not None
+        return (
+            f"StreamPredictor({self.member}, K = {plan.num_samples}, seed = {plan.seed}, "
+            f"carry = {stream.carry!r}, lifetime = {stream.lifetime!r})"
+        )
+
     def reset(self) -> None:
         """Forgets the state: the next token starts a new stream."""
         self.position = 0

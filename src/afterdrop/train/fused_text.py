@@ -18,24 +18,17 @@ from afterdrop.kernels.cuda_graph import Replay
 from afterdrop.kernels.lstm_stack import fine, padded
 from afterdrop.models import LanguageModel
 from afterdrop.models.fused import Copies, DeterministicPass, why_not_fused
-from afterdrop.models.kernel_support import Rule, why_unsupported
+from afterdrop.models.kernel_support import Table, why_unsupported
 from afterdrop.train.config import TrainConfig
 from afterdrop.train.fused_step import FusedStep
 from afterdrop.train.optimiser import AdamTF
 from afterdrop.train.text_task import TextTask
 from afterdrop.transfer import upload
 
-SECTIONS: dict[str, Rule] = {
+# The values of every field of `TrainConfig` that the kernels support.
+SUPPORTED: Table = {
     "data": "any",
     "model": "any",  # `models.fused` has the table of its fields
-    "objective": "any",  # as below
-    "optimiser": "any",  # as below
-    "schedule": "any",  # outside the kernels: a step is given its learning rate
-    "averaging": "any",  # outside the kernels: it reads the updated parameters
-    "validation": "any",  # as below
-    "seed": "any",
-}
-FIELDS: dict[str, dict[str, Rule]] = {
     "objective": {
         "batch_size": "any",
         "window": "any",
@@ -53,12 +46,15 @@ FIELDS: dict[str, dict[str, Rule]] = {
         "epsilon": "any",
         "max_norm": "any",
     },
+    "schedule": "any",  # outside the kernels: a step is given its learning rate
+    "averaging": "any",  # outside the kernels: it reads the updated parameters
     "validation": {
         "stripes": "any",
         "window": "any",
         "max_targets": "any",
         "criterion": "any",  # outside the kernels
     },
+    "seed": "any",
 }
 
 
@@ -68,11 +64,8 @@ def why_not(
     """Why the kernels cannot train a run; None if they can."""
     if not isinstance(task, TextTask) or not isinstance(model, LanguageModel):
         return "only language models have kernels"
-    if reason := why_unsupported(config, SECTIONS):
+    if reason := why_unsupported(config, SUPPORTED):
         return reason
-    for section, supported in FIELDS.items():
-        if reason := why_unsupported(getattr(config, section), supported, f"{section}."):
-            return reason
     if reason := kernels.why_not(device) or why_not_fused(model.config):
         return reason
     if (count := _largest(config, task, model)) >= 2**31:

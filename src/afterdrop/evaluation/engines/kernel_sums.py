@@ -7,66 +7,53 @@ V classes.
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
 from afterdrop import kernels
-from afterdrop.evaluation.engines.supported import Check, any_value, unsupported
 from afterdrop.evaluation.request import Protocol, Request
 from afterdrop.evaluation.scores.schema import Group, Results
 from afterdrop.family.member import Grid
 from afterdrop.family.partition_ladder import HALVES_EVERY, PartitionLadder
 from afterdrop.family.temperature import COARSE, Nodes
 from afterdrop.kernels.family_sums import ALPHAS, LOWEST_MEAN_LOG_P, OF_SAMPLES, FamilySums
-from afterdrop.masks.uniforms import Plan
-
-
-def why_not_grid(grid: Grid) -> str | None:
-    """Why the kernels cannot sum the samples of a grid; None if they can."""
-    return unsupported(grid, _GRID)
-
-
-def why_not_plan(plan: Plan) -> str | None:
-    """Why the kernels cannot sum the samples of a plan; None if they can."""
-    return unsupported(plan, _PLAN)
-
-
-def why_not_temperatures(temperatures: tuple[float, float] | None) -> str | None:
-    """Why the kernels cannot reach some temperatures; None if they can, as any by default."""
-    if temperatures is not None and not PartitionLadder.reaches(Nodes(*temperatures)):
-        return f"temperatures={temperatures} are too far apart"
-    return None
+from afterdrop.models.kernel_support import Table, why_unsupported
 
 
 def supports(request: Request, model: nn.Module, device: torch.device) -> str | None:
     """Why the kernels cannot sum the samples of a request; None if they can."""
-    return kernels.why_not(device) or unsupported(request, SUPPORTED)
+    return kernels.why_not(device) or why_unsupported(request, SUPPORTED)
 
 
-def _why_not_alphas(alphas: tuple[float, ...]) -> str | None:
-    return None if set(alphas) <= set(ALPHAS) else f"alphas {alphas} are not all among {ALPHAS}"
+def why_not_alphas(grid: Grid) -> str | None:
+    """Why there are no sums for the alphas of a grid; None if there are."""
+    if set(grid.alphas) <= set(ALPHAS):
+        return None
+    return f"alphas {grid.alphas} are not all among {ALPHAS}"
 
 
-# What the sums support of each field of a request; a field that is not listed is refused.
-_GRID: Mapping[str, Check] = {
-    "alphas": _why_not_alphas,
-    "multipliers": any_value,
-    "temper": lambda temper: None if temper == "mean" else f"temper is {temper!r}",
-}
-_PLAN: Mapping[str, Check] = {
-    "blocks": lambda blocks: None if blocks == 2 else f"samples are in {blocks} blocks",
-    **dict.fromkeys(("num_samples", "seed", "scheme"), any_value),
-}
-SUPPORTED: Mapping[str, Check] = {
-    "grid": why_not_grid,
-    "plan": why_not_plan,
+def why_not_temperatures(request: Request) -> str | None:
+    """Why the sums cannot reach some temperatures; None if they can, as any by default."""
+    if request.temperatures is None or PartitionLadder.reaches(Nodes(*request.temperatures)):
+        return None
+    return f"temperatures={request.temperatures} are too far apart"
+
+
+# The values of every field of a `Request` that the sums support.
+SUPPORTED: Table = {
+    "grid": {"alphas": why_not_alphas, "multipliers": "any", "temper": ("mean",)},
+    "plan": {"num_samples": "any", "seed": "any", "scheme": "any", "blocks": (2,)},
+    "split": "any",
+    "rates": "any",
+    "noise": "any",
+    "batch_dim": "any",
+    "class_dim": "any",
+    "ignore_index": "any",
     "temperatures": why_not_temperatures,
-    **dict.fromkeys(
-        ("split", "rates", "noise", "batch_dim", "class_dim", "ignore_index", "stream", "limit"),
-        any_value,
-    ),
+    "stream": "any",
+    "limit": "any",
+    "logits": "any",
 }
 
 

@@ -11,7 +11,7 @@ rows are M × W × K, features M × W × time × K.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
@@ -35,10 +35,9 @@ from afterdrop.evaluation.engines.sampled_features import (
     with_bias,
     with_ones,
 )
-from afterdrop.evaluation.engines.supported import Check, any_value, unsupported
 from afterdrop.evaluation.likelihoods import Likelihood
 from afterdrop.evaluation.likelihoods.categorical_sums import at_targets
-from afterdrop.evaluation.request import Protocol, Request, StreamSettings
+from afterdrop.evaluation.request import Protocol, Request
 from afterdrop.evaluation.scores import schema
 from afterdrop.evaluation.scores.schema import Results
 from afterdrop.family.member import Grid
@@ -47,9 +46,9 @@ from afterdrop.kernels.family_sums import OF_SAMPLES, width
 from afterdrop.kernels.log_constants import LN2
 from afterdrop.kernels.lstm_stack import product
 from afterdrop.kernels.uniform import why_not_drawn
-from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel
 from afterdrop.models.fused import Copies, DeterministicPass, why_not_fused
+from afterdrop.models.kernel_support import Table, why_unsupported
 from afterdrop.transfer import Parcel, Post, upload
 
 DTYPE = torch.float16  # of operands and logits: eight times finer than bfloat16
@@ -81,42 +80,43 @@ def supports(request: Request, model: nn.Module, device: torch.device) -> str | 
         return reason
     if model.softmax_bias.dtype != torch.float32:
         return f"weights are {model.softmax_bias.dtype}"
-    return unsupported(request, SUPPORTED)
+    return why_unsupported(request, SUPPORTED)
 
 
-def _why_not_grid(grid: Grid) -> str | None:
+def _why_not_multipliers(grid: Grid) -> str | None:
     if len(grid.stochastic) > MOST_MULTIPLIERS:
         return f"there are more than {MOST_MULTIPLIERS} multipliers"
-    return kernel_sums.why_not_grid(grid)
+    return None
 
 
-def _why_not_plan(plan: Plan) -> str | None:
-    if plan.num_samples == 1:
-        return "there is one sample"
-    return why_not_drawn(plan) or kernel_sums.why_not_plan(plan)
-
-
-def _why_not_stream(stream: StreamSettings | None) -> str | None:
-    if stream is None:
-        return "the request has no stream settings"
-    return unsupported(stream, _STREAM)
-
-
-# What the kernels support of each field of a request; a field that is not listed is refused.
-_STREAM: Mapping[str, Check] = {
-    "carry": lambda carry: None if carry == "deterministic" else f"carry is {carry!r}",
-    **dict.fromkeys(("window", "stripes", "lifetime"), any_value),
-}
-SUPPORTED: Mapping[str, Check] = {
-    "grid": _why_not_grid,
-    "plan": _why_not_plan,
-    "stream": _why_not_stream,
+# The values of every field of a `Request` that the kernels support.
+SUPPORTED: Table = {
+    "grid": {
+        "alphas": kernel_sums.why_not_alphas,
+        "multipliers": _why_not_multipliers,
+        "temper": ("mean",),
+    },
+    "plan": {
+        "num_samples": lambda plan: "there is one sample" if plan.num_samples == 1 else None,
+        "seed": "any",
+        "scheme": why_not_drawn,
+        "blocks": (2,),
+    },
+    "split": "any",
+    "rates": ((),),
+    "noise": ((),),
+    "batch_dim": (0,),
+    "class_dim": (None, -1),
+    "ignore_index": "any",
     "temperatures": kernel_sums.why_not_temperatures,
-    "batch_dim": lambda dim: None if dim == 0 else f"batch_dim is {dim}",
-    "class_dim": lambda dim: None if dim == -1 else f"class_dim is {dim}",
-    "rates": lambda rates: f"rates={rates!r} are declared" if rates else None,
-    "noise": lambda noise: f"noise={noise!r} is declared" if noise else None,
-    **dict.fromkeys(("split", "ignore_index", "limit"), any_value),
+    "stream": {
+        "window": "any",
+        "stripes": "any",
+        "carry": ("deterministic",),
+        "lifetime": "any",
+    },
+    "limit": "any",
+    "logits": (None,),
 }
 
 

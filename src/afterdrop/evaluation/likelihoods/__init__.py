@@ -50,6 +50,9 @@ class Likelihood(Protocol):
     def read_output(self, output: Any, targets: Tensor, copies: int) -> Tensor:
         """What a model returned for `copies` of the targets (on the CPU): [copies, N, V]."""
 
+    def check_axes(self, output: Any, targets: Tensor) -> None:
+        """Refuses an output that can be read in several ways."""
+
     def check_targets(self, targets: Tensor, classes: int, number: int) -> None:
         """Refuses targets that the model cannot give."""
 

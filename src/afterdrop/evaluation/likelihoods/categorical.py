@@ -6,6 +6,7 @@ Legend: M multipliers, S samples of a chunk, N targets that count, V classes.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,11 +16,15 @@ from afterdrop.errors import DataError
 from afterdrop.evaluation.likelihoods import Accumulator, Partitions
 from afterdrop.evaluation.likelihoods.categorical_sums import MeanTemper, distribution
 from afterdrop.evaluation.likelihoods.tempered_sums import SampleTemper
-from afterdrop.evaluation.request import SAMPLE_NODES, Protocol, Request
+from afterdrop.evaluation.request import LOGITS_FUNCTION, SAMPLE_NODES, Protocol, Request
 from afterdrop.evaluation.scores.schema import Results
 from afterdrop.family.temperature import NODES, Nodes, bracket
-from afterdrop.masks.model_call import output_tensor
+from afterdrop.masks.model_call import LogitsPlace, output_tensor
 
+_ONE_LOGIT = (
+    "give at least 2 classes: for one logit z per example, as of a sigmoid, return the two logits "
+    "(0, z)"
+)
 _AT_ONCE = {"cpu": 2**21, "cuda": 2**26}  # deterministic log-probabilities at a time
 
 
@@ -29,23 +34,49 @@ class Categorical:
 
     Args:
         batch_dim: The batch dimension of inputs, targets and logits.
-        class_dim: The class dimension of the logits.
+        class_dim: The class dimension of the logits; None for the last, if that is beyond doubt.
         ignore_index: Targets with this value do not count.
+        logits: Where the output holds its logits; None for its only tensor that may be them.
     """
 
     batch_dim: int = 0
-    class_dim: int = -1
+    class_dim: int | None = None
     ignore_index: int = -100
+    logits: LogitsPlace | None = None
 
     @classmethod
-    def of(cls, request: Request) -> Categorical:
-        """The likelihood that a request asks for."""
-        return cls(request.batch_dim, request.class_dim, request.ignore_index)
+    def of(cls, request: Request, logits: LogitsPlace | None = None) -> Categorical:
+        """The likelihood that a request asks for.
+
+        Args:
+            request: The request.
+            logits: The function that finds the logits, where the request names one.
+
+        Raises:
+            DataError: If that function is missing.
+        """
+        place = request.logits if logits is None else logits
+        if place == LOGITS_FUNCTION:
+            raise DataError(
+                "the logits were found by a function of the model's output, which cannot be "
+                "stored; give it again: logits=function"
+            )
+        class_dim = request.class_dim
+        if class_dim is None and request.stream is not None:
+            class_dim = -1  # of a LanguageModel
+        return cls(request.batch_dim, class_dim, request.ignore_index, place)
 
     def read_targets(self, targets: Any, number: int) -> Tensor:
         """Class numbers, on the CPU, with the batch dimension first."""
         if not isinstance(targets, Tensor):
-            targets = torch.as_tensor(targets)
+            try:
+                targets = torch.as_tensor(targets)
+            except (RuntimeError, TypeError, ValueError):
+                of = f" of {type(targets[0]).__name__}" if isinstance(targets, list) else ""
+                raise DataError(
+                    f"the targets of batch {number} are {type(targets).__name__}{of}; give class "
+                    "numbers (int64) with a batch dimension"
+                ) from None
         if targets.is_floating_point() or targets.dtype == torch.bool or targets.dim() == 0:
             raise DataError(
                 f"the targets of batch {number} are {targets.dtype} of shape "
@@ -63,38 +94,83 @@ class Categorical:
 
     def read_output(self, output: Any, targets: Tensor, copies: int) -> Tensor:
         """Logits [copies, N, V] of the targets (on the CPU) that count."""
-        logits, dim = self.classes_last(output_tensor(output))
-        found = tuple(logits.shape)
-        if dim and logits.dim() > dim + 1:
+        given = output_tensor(output, self.logits)
+        logits, dim = classes_last(given, self._class_dim, self.batch_dim)
+        if dim:
             logits = logits.movedim(dim, 0)
-        rows, *rest = targets.shape
-        whole = (copies * rows, *rest)
-        # [B · time, V] is read batch-major, which no other batch dimension gives.
-        flat = (copies * targets.numel(),) if self.batch_dim == 0 else whole
-        if tuple(logits.shape[:-1]) not in (whole, flat):
+        if not self._fits(logits.shape, targets, copies):
             raise DataError(
-                f"logits of shape {found} do not match targets of shape {tuple(targets.shape)}"
-                + f" x {copies} samples" * (copies > 1)
+                f"logits of shape {tuple(given.shape)} do not match targets of shape "
+                f"{tuple(targets.shape)}"
+                + f" x {copies} samples"
+                * (copies > 1)
                 + "; logits must have the targets' shape and a dimension of classes, "
-                f"class_dim={self.class_dim} (batch_dim={self.batch_dim})"
+                f"class_dim={self._class_dim} (batch_dim={self.batch_dim})"
+                + self._other_reading(given, targets)
             )
         logits = logits.reshape(copies, targets.numel(), logits.shape[-1])
         counts = self.counts(targets)
         return logits if bool(counts.all()) else logits[:, counts]
 
-    def classes_last(self, logits: Tensor) -> tuple[Tensor, int]:
-        """Logits with the class dimension last, and their batch dimension then.
+    def check_axes(self, output: Any, targets: Tensor) -> None:
+        """Refuses an output whose shape does not say which dimension holds the classes."""
+        logits = output_tensor(output, self.logits)
+        dims = self._readings(logits, targets)
+        if self.class_dim is None and len(dims) > 1:
+            raise DataError(
+                f"logits of shape {tuple(logits.shape)} with targets of shape "
+                f"{tuple(targets.shape)} may have their classes in any of the dimensions "
+                f"{', '.join(map(str, dims))}; say in which: class_dim={dims[-1]} or another"
+            )
+
+    def read_logits(self, output: Any) -> tuple[Tensor, int]:
+        """Logits with the class dimension last, where no targets say how to read them.
+
+        Returns:
+            The logits, and their batch dimension.
 
         Raises:
-            DataError: If there is no such dimension.
+            DataError: If it is in doubt which dimension holds the classes, or there is one class.
         """
-        if not -logits.dim() <= self.class_dim < logits.dim():
+        logits = output_tensor(output, self.logits)
+        shape = tuple(logits.shape)
+        if self.class_dim is None and logits.dim() > 2:
             raise DataError(
-                f"logits of shape {tuple(logits.shape)} have no dimension "
-                f"class_dim={self.class_dim}"
+                f"logits of shape {shape} have several dimensions that may hold the classes; say "
+                "which: class_dim=-1 for the last (sequences), class_dim=1 for [B, V, height, "
+                "width] (images)"
             )
-        moved = self.class_dim % logits.dim() < self.batch_dim
-        return logits.movedim(self.class_dim, -1), self.batch_dim - moved
+        moved, dim = classes_last(logits, self._class_dim, self.batch_dim)
+        if moved.shape[-1] < 2:
+            raise DataError(f"logits of shape {shape} have one class; {_ONE_LOGIT}")
+        return moved, dim
+
+    @property
+    def _class_dim(self) -> int:
+        return -1 if self.class_dim is None else self.class_dim
+
+    def _fits(self, shape: Sequence[int], targets: Tensor, copies: int = 1) -> bool:
+        """Whether logits with the examples first and the classes last belong to targets."""
+        rows, *rest = targets.shape
+        whole = (copies * rows, *rest)
+        # [B · time, V] is read batch-major, which no other batch dimension gives.
+        flat = (copies * targets.numel(),) if self.batch_dim == 0 else whole
+        return tuple(shape[:-1]) in (whole, flat)
+
+    def _readings(self, logits: Tensor, targets: Tensor) -> list[int]:
+        """The dimensions of the logits that may hold the classes of some targets."""
+        found = []
+        for class_dim in range(logits.dim()):
+            if class_dim == self.batch_dim or logits.dim() < 3:
+                continue  # [B, V] can be read in one way only
+            moved, dim = classes_last(logits, class_dim, self.batch_dim)
+            if self._fits(moved.movedim(dim, 0).shape, targets):
+                found.append(class_dim)
+        return found
+
+    def _other_reading(self, logits: Tensor, targets: Tensor) -> str:
+        dims = self._readings(logits, targets)
+        return f"; they would match with class_dim={dims[0]}" if dims else ""
 
     def check_targets(self, targets: Tensor, classes: int, number: int) -> None:
         """Refuses targets outside 0 to classes − 1."""
@@ -109,9 +185,7 @@ class Categorical:
     def check_output(self, output: Tensor) -> None:
         """Refuses a single logit, and probabilities: positive numbers that all sum to 1."""
         if output.shape[-1] < 2:
-            raise DataError(
-                f"the model gives {output.shape[-1]} logit per target; give at least 2 classes"
-            )
+            raise DataError(f"the model gives {output.shape[-1]} logit per target; {_ONE_LOGIT}")
         sums = output.double().sum(-1)
         if len(output) and bool((output >= 0).all()) and bool(((sums - 1).abs() < 1e-3).all()):
             raise DataError(
@@ -179,6 +253,33 @@ class Categorical:
             powers += 2 * (alphas + 1) * SAMPLE_NODES
         kept = alphas * (NODES + 32)
         return 4 * (powers * protocol.num_classes + 2 * plan.num_samples + kept)
+
+
+def classes_last(logits: Tensor, class_dim: int, batch_dim: int) -> tuple[Tensor, int]:
+    """Logits with the class dimension last, and their batch dimension then.
+
+    Raises:
+        DataError: If there is no such dimension, or it is the batch dimension.
+
+    Example:
+        >>> classes_last(torch.zeros(2, 3, 8, 9), class_dim=1, batch_dim=0)[0].shape
+        torch.Size([2, 8, 9, 3])
+    """
+    if not -logits.dim() <= class_dim < logits.dim():
+        raise DataError(
+            f"logits of shape {tuple(logits.shape)} have no dimension class_dim={class_dim}"
+        )
+    at = class_dim % logits.dim()
+    # Logits [B, V] of time-major inputs have no time, so their examples come first.
+    timeless = logits.dim() <= batch_dim or at == batch_dim == logits.dim() - 1
+    examples = 0 if timeless else batch_dim
+    if at == examples:
+        remedy = _ONE_LOGIT if logits.dim() == 1 else "give the dimension of the classes"
+        raise DataError(
+            f"class_dim={class_dim} of logits of shape {tuple(logits.shape)} is their batch "
+            f"dimension; {remedy}"
+        )
+    return logits.movedim(at, -1), examples - (at < examples)
 
 
 def require_numbers(log_probs: Tensor, where: str) -> None:
