@@ -195,3 +195,36 @@ def test_modules_that_are_left_off_for_one_reason_share_a_line():
     text = str(ad.find_sites(ManyNorms(20).eval(), torch.randn(4, 6)))
     lines = [line for line in text.splitlines() if line.startswith("left off")]
     assert len(lines) == 1 and "and 17 more: changes its buffers in training" in lines[0]
+
+
+class LayerDropped(nn.Module):
+    """Skips each of its layers with a probability, decided by one number per layer."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.dropout, self.head, self.layerdrop = nn.Dropout(0.3), nn.Linear(8, 3), 0.4
+
+    def forward(self, x):
+        for layer in self.layers:
+            if self.training and torch.rand([]) < self.layerdrop:
+                continue
+            x = x + layer(x).tanh()
+        return self.head(self.dropout(x)) * 3
+
+
+def test_layerdrop_is_a_site_where_its_rate_is_declared():
+    model, x = LayerDropped(), torch.randn(6, 8, generator=torch.Generator().manual_seed(3))
+    y = torch.tensor([0, 1, 2, 0, 1, 2])
+    grid = ad.Grid((1,), (0, 1))
+    with pytest.warns(UserWarning, match="stays off"):
+        without = ad.evaluate(model, [(x, y)], grid=grid, num_samples=200)
+    found = ad.evaluate(model, [(x, y)], grid=grid, num_samples=400, rates="layerdrop")
+    torch.manual_seed(4)
+    model.train()
+    with torch.no_grad():
+        own = torch.stack([model(x).softmax(-1) for _ in range(5000)]).mean(0)
+    expected = F.nll_loss(own.log(), y).item()
+    assert abs(found.xe(ad.AMC).corrected - expected) < 0.02
+    assert abs(without.xe(ad.AMC).corrected - expected) > 0.05

@@ -101,7 +101,10 @@ def test_other_training_noise_stays_off_and_is_listed(kind):
     assert "odd" in dict(found.off)
     assert "odd" in str(found)
     y = torch.randint(3, (B,))
-    a, b = (ad.evaluate(model, [(x, y)], grid=ad.Grid((0,), (1,)), num_samples=4) for _ in "ab")
+    options = {"grid": ad.Grid((0,), (1,)), "num_samples": 4}
+    with pytest.warns(UserWarning, match=r"stays off because it is not dropout: odd.*draws"):
+        a = ad.evaluate(model, [(x, y)], **options)
+    b = ad.evaluate(model, [(x, y)], noise="odd", **options)  # meant, so nothing is said
     assert torch.equal(a.values(ad.GMC).whole, b.values(ad.GMC).whole)
 
 

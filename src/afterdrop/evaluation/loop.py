@@ -7,6 +7,7 @@ pass, then chunks of examples × multipliers × samples whose logits stream into
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
@@ -99,6 +100,8 @@ def run_evaluation(
         first = read_batch(head, 0, execution.first_example, device, likelihood)
         check_call(model, first.inputs)
         sites = _dry_run(model, first, request, likelihood)
+        if sites is not None and sites.randomness_off and execution.ranks.rank == 0:
+            _warn_of_randomness(sites)
         protocol = _protocol(model, first, request, likelihood, sites)
         if execution.ranks.count > 1:
             protocol = agree(protocol, execution.ranks)
@@ -244,6 +247,17 @@ def _dry_run(
         return find_or_explain(
             lambda: dry_run(first.size), lambda: call(model, first.fresh_inputs(dim))
         )
+
+
+def _warn_of_randomness(sites: Sites) -> None:
+    """Says that training was random in another way as well, which no member has."""
+    what = "; ".join(f"{name or '(root)'} {draws}" for name, draws in sites.randomness_off)
+    warnings.warn(
+        f"random behaviour of training stays off because it is not dropout: {what}. The members "
+        "differ from the trained model by that. noise=('module',) says that this is meant; "
+        "rates=('attribute',) treats the skipping of layers at a rate as a dropout site",
+        stacklevel=3,
+    )
 
 
 def _protocol(

@@ -58,6 +58,7 @@ class OperatorMode(TorchFunctionMode, abc.ABC):
         self._calls: Counter[str] = Counter()
         self._thread = threading.get_ident()
         self.switch_calls: list[Callable[[], None]] = []
+        self.single_draw: float | None = None
 
     @abc.abstractmethod
     def mask(

@@ -18,6 +18,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from afterdrop.masks.control import OperatorMode
 
 
+GLOBAL_GENERATORS = "python random or numpy"  # the operation of their draws
+
+
 class Draw(NamedTuple):
     """A random draw that was not intercepted: the running module and the operation."""
 
@@ -86,7 +89,7 @@ class Detector(TorchDispatchMode):
         """Attributes draws from Python's or NumPy's global generator to the innermost module."""
         now = _python_generators()
         if now != self._generators and self.mode.running:
-            self.draws.append(Draw(self.mode.module, "python random or numpy"))
+            self.draws.append(Draw(self.mode.module, GLOBAL_GENERATORS))
         self._generators = now
 
 

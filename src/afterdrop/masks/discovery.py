@@ -17,12 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from afterdrop.errors import SiteError
-from afterdrop.masks.detector import Detector, describe_draws
+from afterdrop.masks.detector import GLOBAL_GENERATORS, Detector, describe_draws
 from afterdrop.masks.dry_run import DryRun, Recorder, Visit
 from afterdrop.masks.model_call import output_tensor, without_fast_path
 from afterdrop.masks.model_guard import ModelState
 from afterdrop.masks.operators import Place
 
+WITHOUT_EFFECT = ", which changes nothing"
 _MASK_KERNELS = ("bernoulli", "bernoulli_", "native_dropout", "_fused_dropout")
 
 
@@ -73,12 +74,30 @@ def discover(dry: DryRun, held: set[str]) -> Discovery:
     ops: dict[str, set[str]] = {}
     for draw in detector.draws:
         ops.setdefault(draw.module, set()).add(draw.op)
-    off = {name: "draws " + ", ".join(sorted(drawn)) for name, drawn in ops.items()}
+    # Python's and NumPy's generators cannot be made to give both ends of a range.
+    known = bool(ops) and not any(draw.op == GLOBAL_GENERATORS for draw in detector.draws)
+    effect = WITHOUT_EFFECT if known and not _draws_matter(dry, recorder, output) else ""
+    off = {name: "draws " + ", ".join(sorted(drawn)) + effect for name, drawn in ops.items()}
     for name in sorted(_with_buffers(dry, changed) - set(off)):
         off[name] = "changes its buffers in training"
     row_bytes = -(-detector.peak_bytes // dry.batch)
     volatile = frozenset(changed)
     return Discovery(list(recorder.visits), row_bytes, sorted(off.items()), volatile, output)
+
+
+def _draws_matter(dry: DryRun, recorder: Recorder, output: Tensor) -> bool:
+    """Whether draws that are not dropout change the output.
+
+    Single numbers, by which a LayerDrop decides, are set to both ends; others are drawn again.
+    """
+    visits = list(recorder.visits)
+    outputs = []
+    for recorder.single_draw in (0.0, 1.0 - 2.0**-24):
+        torch.manual_seed(torch.initial_seed() + 1)
+        outputs.append(dry.run(recorder))
+    recorder.single_draw = None
+    recorder.visits[:] = visits
+    return not all(dry.same(other, output) for other in outputs)
 
 
 def _with_buffers(dry: DryRun, changed: dict[str, set[str]]) -> set[str]:

@@ -72,6 +72,10 @@ class MaskSource(Protocol):
     def declared(self) -> bool:
         """Whether attributes that hold rates were declared."""
 
+    @property
+    def single_draw(self) -> float | None:
+        """What draws of a single number give; None leaves them to torch."""
+
 
 Handler = Callable[..., Any]
 Rule = Callable[[MaskSource, str, Tensor, float, list[int], Call | None], Tensor]
@@ -249,7 +253,7 @@ def _fill_uniform(source: MaskSource, op: str, x: Tensor) -> Tensor:
     A single number steers control flow, as in LayerDrop. It is a mask if rates are declared.
     """
     if x.dim() <= 1 and x.numel() <= 1 and not source.declared:
-        return x.uniform_()
+        return x.uniform_() if source.single_draw is None else x.fill_(source.single_draw)
     return x.copy_(source.uniforms(op, None, x))
 
 

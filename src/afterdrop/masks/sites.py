@@ -12,7 +12,7 @@ What cannot be verified raises a `SiteError` that names the modules and the reme
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -20,7 +20,13 @@ from torch import nn
 
 from afterdrop.errors import SiteError
 from afterdrop.masks.control import Control
-from afterdrop.masks.discovery import check_declared, check_eval_output, confirm, discover
+from afterdrop.masks.discovery import (
+    WITHOUT_EFFECT,
+    check_declared,
+    check_eval_output,
+    confirm,
+    discover,
+)
 from afterdrop.masks.dry_run import DryRun, Visit, find_layouts
 from afterdrop.masks.model_call import LogitsPlace, full_precision
 from afterdrop.masks.model_guard import Reset, guarded
@@ -112,12 +118,21 @@ class Sites:
         return "\n".join(lines)
 
     @property
-    def randomness_off(self) -> tuple[tuple[str, str], ...]:
+    def randomness_off(self) -> tuple[tuple[str, ...], ...]:
         """Modules whose random draws stay off although nobody declared them as noise.
 
         At multiplier 1 the model then differs from the one that was trained.
         """
-        return tuple(entry for entry in self.off if entry[1].startswith("draws "))
+        return effective_draws(self.off)
+
+
+def effective_draws(off: Iterable[tuple[str, ...]]) -> tuple[tuple[str, ...], ...]:
+    """The entries of what is left off that are random draws with an effect on the output."""
+    return tuple(
+        entry
+        for entry in off
+        if entry[1].startswith("draws ") and not entry[1].endswith(WITHOUT_EFFECT)
+    )
 
 
 def check_model(model: object) -> None:
