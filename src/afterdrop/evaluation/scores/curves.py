@@ -117,7 +117,7 @@ class MeanCurve:
             delta = None if self.half is None else self.half[:, -1]
         else:
             b = within(temperature, self.nodes)
-            whole = self._partition(b) + b * (self.peak - self.target)
+            whole = self._partition(b)[0] + b * (self.peak - self.target)
             weights = self.nodes.weights(b, COARSE)
             delta = None if self.half is None else weights @ self.half[:, :-1].double()
         return cross_entropies(whole, delta, self.num_samples)
@@ -126,24 +126,24 @@ class MeanCurve:
     def _smooth(self) -> bool:
         return is_smooth(self.partition, self.nodes)
 
-    def _partition(self, b: Tensor) -> Tensor:
+    def _partition(self, *inverse: Tensor) -> list[Tensor]:
+        """G [N] at inverse temperatures."""
         if self._smooth:
-            return self.nodes.weights(b) @ self.partition.double()
-        found = between_nodes(self.partition, self.nodes, b.view(-1))
-        return found.view(*b.shape, -1)
+            return [self.nodes.weights(b) @ self.partition.double() for b in inverse]
+        return list(between_nodes(self.partition, self.nodes, torch.stack(inverse)))
 
     def log_confidence(self, temperature: float) -> Tensor:
         """Log-probability of the predicted class."""
         if temperature == 1:
             return self.peak - self.one
-        return -self._partition(within(temperature, self.nodes))
+        return -self._partition(within(temperature, self.nodes))[0]
 
     def log_square(self, temperature: float) -> Tensor:
         """Log of Σ_c p(c)², for the Brier score."""
         if temperature == 1:
             return self.two - 2 * self.one
         b = within(temperature, self.nodes)
-        twice, once = self._partition(b * torch.tensor([2.0, 1.0]))
+        twice, once = self._partition(2 * b, b)
         return twice - 2 * once
 
     def entropy(self, temperature: float) -> Tensor:
@@ -152,7 +152,7 @@ class MeanCurve:
             return self.entropy_one
         b = within(temperature, self.nodes)
         step = 1e-3
-        at, ahead, behind = self._partition(b * torch.tensor([0.0, step, -step]).double().exp())
+        at, ahead, behind = self._partition(b, b * math.exp(step), b * math.exp(-step))
         return at - (ahead - behind) / (2 * step)
 
     def predicted(self, temperature: float) -> Tensor:
