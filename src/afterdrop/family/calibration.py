@@ -25,8 +25,11 @@ def assign_bins(confidence: Tensor, num_bins: int, binning: Binning) -> Tensor:
     if binning == "width":
         return (confidence * num_bins).ceil().long().sub_(1).clamp_(0, num_bins - 1)
     if binning == "mass":
-        rank = confidence.argsort(stable=True).argsort()
-        return (rank * num_bins).div(len(confidence), rounding_mode="floor")
+        # Equal confidences share a bin, that of the middle of their ranks: which of them is in a
+        # bin must not depend on the order of the targets.
+        _, group, size = confidence.unique(return_inverse=True, return_counts=True)
+        middle = size.cumsum(0) * 2 - size - 1  # twice the middle rank
+        return (middle * num_bins).div(2 * len(confidence), rounding_mode="floor")[group]
     raise MemberError(f"binning={binning!r} must be 'width' or 'mass'")
 
 
@@ -40,7 +43,7 @@ def calibration_bins(
         correct: [N] whether the prediction was right.
         num_bins: Number of bins.
         binning: "width" divides (0, 1] into equal intervals, "mass" the sorted targets into equal
-            counts.
+            counts, where equal confidences stay together.
     """
     bins = assign_bins(confidence, num_bins, binning)
     counts = torch.zeros(num_bins, dtype=torch.float64)

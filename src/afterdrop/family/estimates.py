@@ -7,9 +7,16 @@ The XE of a K-sample mean is biased upwards by about c/K, which more data does n
 
     corrected   = 2 x − mean(h_1, h_2)                       the K = ∞ member
     at k        = corrected + (x − corrected) · K/k          what k samples deliver
+    bias_error  how far `corrected` may be off because the bias does not fall as 1/K. It does where
+                halves differ little. Where they differ by more than 1 nat, a few samples decide
+                about a target, and the correction of such targets counts as unknown. Estimates
+                from a quarter of the samples, where there are any, test the law itself.
     mc_error    the error of x from the masks. The halves differ by d_i = h_i,1 − h_i,2, and the
                 standard deviation of x is half of that of d: sqrt(Σ_g (Σ_{i∈g} d_i)²)/(2N) for
                 masks that are independent between examples, |mean d|/2 if examples share masks.
+                Two alphas of one multiplier differ by what the samples' variance makes of them, and
+                of a variance a half has K/2 − 1 degrees of freedom instead of (K − 1)/2: such
+                differences have their mc_error multiplied by sqrt((K − 1)/(K − 2)).
     data_error  the error from the choice of targets: the spread between clusters, less the
                 independent mask noise that it also contains.
 """
@@ -21,6 +28,10 @@ import torch
 from torch import Tensor
 
 from afterdrop.errors import MemberError
+from afterdrop.family.member import Member
+
+_LARGE = 1.0  # nats between the halves of a target from which the law c/K is not trusted
+_SLOWEST = 1.2  # smallest ratio of successive steps (2 by the law) that is extrapolated
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,10 +40,12 @@ class Estimate:
 
     Attributes:
         value: At `num_samples` samples.
-        corrected: At infinitely many samples.
-        mc_error: Standard error from the masks; NaN with one sample, which does not show it.
-        data_error: Standard error from the choice of examples.
+        corrected: At infinitely many samples; NaN where the halves of the samples do not show it
+            (metrics other than XE, one sample).
+        mc_error: Standard error from the masks; NaN where it is not known, as with one sample.
+        data_error: Standard error from the choice of examples; NaN with a single example.
         num_samples: K; 0 without masks.
+        bias_error: How far `corrected` may be off because the bias does not fall as 1/K.
 
     Example:
         >>> e = Estimate(1.02, corrected=1.0, mc_error=0.003, data_error=0.004, num_samples=100)
@@ -47,6 +60,7 @@ class Estimate:
     mc_error: float
     data_error: float
     num_samples: float
+    bias_error: float = 0.0
 
     @property
     def error(self) -> float:
@@ -54,16 +68,29 @@ class Estimate:
         return math.hypot(0.0 if math.isnan(self.mc_error) else self.mc_error, self.data_error)
 
     def at(self, k: float) -> float:
-        """The value expected of a predictor with `k` samples."""
+        """The value expected of a predictor with `k` samples; NaN where K does not tell."""
         if self.num_samples == 0 or k == self.num_samples or math.isinf(self.value):
             return self.value
         return self.corrected + (self.value - self.corrected) * self.num_samples / _positive(k)
 
+    def error_at(self, k: float) -> float:
+        """The error of `at(k)`: that of the value, and that of the law by which it was moved."""
+        if self.num_samples == 0 or k == self.num_samples:
+            return self.error
+        return math.hypot(self.error, self.bias_error * (1 - self.num_samples / _positive(k)))
+
     def __str__(self) -> str:
-        masks = f" (K = {self.num_samples:g}; corrected {self.corrected:.4f})" * (
-            self.num_samples > 0
-        )
-        return f"{self.value:.4f} ± {self.error:.4f}{masks}"
+        text = f"{self.value:.4f} ± {self.error:.4f}"
+        if math.isnan(self.error):
+            text = f"{self.value:.4f} (error unknown)"
+        if self.num_samples == 0:
+            return text
+        limit = ""
+        if not math.isnan(self.corrected):
+            limit = f"; corrected {self.corrected:.4f}"
+            if self.bias_error > self.error:
+                limit += f" ± {self.error_at(math.inf):.4f}, as the bias does not fall as 1/K"
+        return f"{text} (K = {self.num_samples:g}{limit})"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,38 +101,92 @@ class Values:
         whole: [N] at K samples, float64.
         halves: [2, N] at K/2 samples, from the independent halves; None if there are no halves.
         num_samples: K; 0 for the deterministic member.
+        floor: Their mean cannot be lower, whatever is extrapolated: 0 for XE of classes.
+        quarters: [N] at K/4 samples; None if they were not kept.
+        member: Whose values these are, if they are one member's.
+        moved_error: Error of the mean from an earlier move to another number of samples.
+        mc_factor: What the mask error has to be multiplied by; NaN if the halves do not show it.
     """
 
     whole: Tensor
     halves: Tensor | None
     num_samples: float
+    floor: float = -math.inf
+    quarters: Tensor | None = None
+    member: Member | None = None
+    moved_error: float = 0.0
+    mc_factor: float = 1.0
 
     def at(self, k: float | None) -> Tensor:
-        """[N] values expected of `k` samples; None stands for K itself, inf for no bias."""
-        if self.halves is None or k is None or k == self.num_samples:
+        """[N] values expected of `k` samples; None stands for K itself, inf for no bias.
+
+        NaN where K samples do not tell: those of a member that keeps no halves.
+        """
+        if self.num_samples == 0 or k is None or k == self.num_samples:
             return self.whole
-        ratio, halves = self.num_samples / _positive(k), self.halves.mean(0)
+        ratio = self.num_samples / _positive(k)
+        if self.halves is None:
+            return torch.full_like(self.whole, math.nan)
+        halves = self.halves.mean(0)
         found = self.whole * (2 - ratio) + halves * (ratio - 1)
         # The law does not hold for infinite values: more samples keep the value of all samples,
         # fewer that of the halves.
-        return torch.where(found.isfinite(), found, halves if ratio > 1 else self.whole)
+        found = torch.where(found.isfinite(), found, halves if ratio > 1 else self.whole)
+        now, then = self.whole.mean(), found.mean()
+        if then < self.floor < now:  # the law fails: move only as far as values can be
+            found = self.whole + (now - self.floor) / (now - then) * (found - self.whole)
+        return found
 
     def moved(self, k: float | None) -> "Values":
         """The values extrapolated to `k` samples: whole, halves and number of samples."""
         if self.halves is None or k is None or k == self.num_samples:
             return self
         spread = (self.halves - self.halves.mean(0)).nan_to_num(0.0, 0.0, 0.0)  # of infinite values
-        number = self.num_samples if math.isinf(k) else k
-        return Values(self.at(k), self.at(k / 2) + spread, number)
+        error = abs(1 - self.num_samples / k) * bias_error(self)
+        return dataclasses.replace(
+            self,
+            whole=self.at(k),
+            halves=self.at(k / 2) + spread,
+            num_samples=self.num_samples if math.isinf(k) else k,
+            quarters=None,
+            moved_error=math.hypot(self.moved_error, error),
+        )
 
     def minus(self, other: "Values", k: float | None = None) -> "Values":
         """Paired differences to another member, at `k` samples."""
         mine, theirs = self.moved(k), other.moved(k)
         number = max(mine.num_samples, theirs.num_samples)
-        if mine.halves is None and theirs.halves is None:
-            return Values(mine.whole - theirs.whole, None, number)
-        halves = (v.whole if v.halves is None else v.halves for v in (mine, theirs))
-        return Values(mine.whole - theirs.whole, next(halves) - next(halves), number)
+        whole, halves, quarters = mine.whole - theirs.whole, None, None
+        if mine.halves is not None or theirs.halves is not None:
+            first, second = (v.whole if v.halves is None else v.halves for v in (mine, theirs))
+            halves = first - second
+        if mine.quarters is not None or theirs.quarters is not None:
+            first, second = (v.whole if v.quarters is None else v.quarters for v in (mine, theirs))
+            quarters = first - second
+        return Values(
+            whole,
+            halves,
+            number,
+            quarters=quarters,
+            moved_error=math.hypot(mine.moved_error, theirs.moved_error),
+            mc_factor=_degrees_of_freedom(self, other),
+        )
+
+    def part(self, chosen: Tensor) -> "Values":
+        """The values of some targets [N] (a mask or numbers)."""
+        kept = (None if v is None else v[..., chosen] for v in (self.halves, self.quarters))
+        return dataclasses.replace(
+            self, whole=self.whole[chosen], halves=next(kept), quarters=next(kept)
+        )
+
+
+def _degrees_of_freedom(mine: Values, theirs: Values) -> float:
+    """What the halves' difference between two alphas of one multiplier lacks; NaN at K = 2."""
+    a, b = mine.member, theirs.member
+    if a is None or b is None or a.multiplier != b.multiplier or a.alpha == b.alpha:
+        return 1.0
+    k = mine.num_samples
+    return math.sqrt((k - 1) / (k - 2)) if k > 2 else math.nan
 
 
 def _positive(k: float) -> float:
@@ -127,10 +208,31 @@ def mc_error(values: Values, clusters: Tensor, *, shared: bool) -> float:
         return 0.0
     if values.halves is None:
         return math.nan
-    difference = values.halves[0] - values.halves[1]
+    difference = (values.halves[0] - values.halves[1]) * values.mc_factor
     if shared:
-        return difference.mean().abs().item() / 2
-    return cluster_sums(difference, clusters).square().sum().sqrt().item() / (2 * len(clusters))
+        found = difference.mean().abs()
+    else:
+        found = cluster_sums(difference, clusters).square().sum().sqrt() / len(clusters)
+    return math.hypot(found.item() / 2, values.moved_error)
+
+
+def bias_error(values: Values) -> float:
+    """How far the mean at infinitely many samples may be off because the law c/K fails."""
+    if values.halves is None:
+        return 0.0
+    halves = values.halves.mean(0)
+    step = halves - values.whole
+    large = (values.halves[0] - values.halves[1]).abs() > _LARGE
+    unknown = step[large & step.isfinite()].sum().abs().item() / max(1, len(step))
+    if values.quarters is None:
+        return unknown
+    # By the law each step is half of the one before. If it is 1/r of it, the remaining steps add
+    # up to step/(r − 1) instead of to one step.
+    before, now = (values.quarters - halves).mean().item(), step.mean().item()
+    if not (now > 0 and math.isfinite(before)):
+        return unknown
+    ratio = max(_SLOWEST, before / now)
+    return max(unknown, abs(now / (ratio - 1) - now))
 
 
 def clustered_error(values: Tensor, clusters: Tensor) -> float:
@@ -161,9 +263,10 @@ def estimate(values: Values, clusters: Tensor, *, shared: bool) -> Estimate:
     own = 0.0 if shared or math.isnan(masks) else masks
     data = math.sqrt(max(0.0, total**2 - own**2)) if math.isfinite(total) else total
     return Estimate(
-        values.whole.mean().item(),
-        values.at(math.inf).mean().item(),
-        masks,
-        data,
-        values.num_samples,
+        value=values.whole.mean().item(),
+        corrected=values.at(math.inf).mean().item(),
+        mc_error=masks,
+        data_error=data,
+        num_samples=values.num_samples,
+        bias_error=bias_error(values),
     )

@@ -63,11 +63,15 @@ class Choice:
         gain: Paired gain over the deterministic model at T = 1, on the data that chose.
         temperature_share: Share of that gain which the deterministic model gets from temperature.
         crossfit: Gain of taking the best of some folds, measured on the others; None without folds.
+            Its error includes that the choice differs between data sets; that of `gain` does not.
         recurrence: Share of bootstrap resamples whose best is (alpha, multiplier, tuned or not).
+            Not the probability that other data choose it, which is lower.
         num_samples: Samples of the predictor.
         prefer: "best" or "cheapest".
         optimistic: Whether fewer samples cost more than is said here, because those that were
             evaluated are evenly spread (Latin hypercube, antithetic) and fewer are less so.
+        agreement: How often two disjoint halves of the examples, chosen on separately, have the
+            same best: what independent data of half the size agree in. None without resamples.
     """
 
     member: Member
@@ -83,6 +87,7 @@ class Choice:
     num_samples: int
     prefer: Prefer
     optimistic: bool = False
+    agreement: float | None = None
 
     def __post_init__(self) -> None:
         Plan(self.num_samples)  # refuses what no predictor can have
@@ -200,13 +205,13 @@ class Choice:
             return (
                 "Deterministic evaluation at T = 1 calls a target impossible; the choice does not."
             )
-        text = (
-            f"Gained {self.gain.value:.4f} ± {self.gain.error:.4f} nats over deterministic "
-            "evaluation at T = 1"
-        )
+        text = f"Gained {_shown(self.gain)} over deterministic evaluation at T = 1"
         if self.crossfit is not None:
-            text += f" ({self.crossfit.value:.4f} ± {self.crossfit.error:.4f} cross-fitted"
+            text += f" (this ± ignores the selection; {self.crossfit.value:.4f} ± "
+            text += f"{self.crossfit.error:.4f} cross-fitted"
             text += ")" if self.prefer == "best" else ", taking the best)"
+        elif not math.isnan(self.gain.error):
+            text += " (this ± ignores the selection)"
         if self.gain.value > 0:
             text += f"; temperature alone gives {100 * self.temperature_share:.0f} % of it"
         return text + "."
@@ -226,7 +231,7 @@ class Choice:
             edge = "  T at the edge of its bracket" if candidate.at_edge else ""
             lines.append(
                 f"{mark} {candidate.member!s:<50}{candidate.xe:>9.4f}"
-                f"{candidate.difference.value:>10.4f}{candidate.difference.error:>9.4f}{edge}"
+                f"{candidate.difference.value:>10.4f}{_number(candidate.difference.error)}{edge}"
             )
         if any(candidate.at_edge for candidate in shown):
             lines += [
@@ -234,17 +239,47 @@ class Choice:
                 "The best T may lie beyond an edge: evaluate with temperatures=(low, high).",
             ]
         if self.recurrence:
-            lines += ["", "How often resampled examples have as their best:"]
+            lines += ["", "How often these examples, resampled, have as their best:"]
             for member, tuned, share in self.recurrence[:4]:
                 name = str(member).rsplit(", T =", 1)[0]
                 lines.append(f"  {100 * share:4.0f} %  {name}, T {'fitted' if tuned else '= 1'}")
-        if self.optimistic and not self.member.deterministic:
-            lines += [
-                "",
-                f"{self.num_samples} samples are fewer than were evaluated and may cost more than "
-                f"this says; to know, evaluate with num_samples={self.num_samples}.",
-            ]
+        if self.agreement is not None:
+            lines.append(
+                "Two disjoint halves of the examples have the same best in "
+                f"{100 * self.agreement:.0f} % of divisions."
+            )
+        lines += self._notes()
         return "\n".join(lines)
+
+    def _notes(self) -> list[str]:
+        """What to know of a predictor with another number of samples than were evaluated."""
+        k, evaluated = self.num_samples, self.request.plan.num_samples
+        if self.member.deterministic:
+            return []
+        if self.optimistic:
+            return [
+                "",
+                f"{k} samples are fewer than were evaluated and may cost more than this says; to "
+                f"know, evaluate with num_samples={k}.",
+            ]
+        if k > evaluated:
+            return [
+                "",
+                f"{k} samples are more than the {evaluated} that were evaluated: what they gain is "
+                f"extrapolated as 1/K; to know, evaluate with num_samples={k}.",
+            ]
+        return []
+
+
+def _shown(gain: Estimate) -> str:
+    """A gain and its error, if the data show one."""
+    if math.isnan(gain.error):
+        return f"{gain.value:.4f} nats, of unknown error,"
+    return f"{gain.value:.4f} ± {gain.error:.4f} nats"
+
+
+def _number(error: float) -> str:
+    return f"{'unknown':>9}" if math.isnan(error) else f"{error:>9.4f}"
 
 
 def _file(path: str | Path) -> Path:

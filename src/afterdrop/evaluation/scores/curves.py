@@ -6,6 +6,7 @@ and `SampleCurve` (on each sample before averaging).
 """
 
 import dataclasses
+import functools
 import math
 
 import torch
@@ -13,7 +14,10 @@ from torch import Tensor
 
 from afterdrop.errors import ScoresError
 from afterdrop.family.estimates import Values, cluster_sums
+from afterdrop.family.partition_interpolation import between_nodes, is_smooth
 from afterdrop.family.temperature import COARSE, SPAN, Nodes, fit_interpolated, fit_temperature
+
+FINER = 161  # nodes for means of G where the nodes of each target's G are too few
 
 
 def within(temperature: float, nodes: Nodes) -> Tensor:
@@ -28,6 +32,20 @@ def within(temperature: float, nodes: Nodes) -> Tensor:
             f"Scores; evaluate again with {remedy}"
         )
     return torch.tensor(1.0 / temperature, dtype=torch.float64)
+
+
+def cross_entropies(whole: Tensor, delta: Tensor | None, num_samples: int) -> Values:
+    """XE of targets [N], and of the halves from their differences to it [2, N].
+
+    A distribution without any probability (a geometric mean of samples that have no class in
+    common) leaves XE undefined; it counts as infinite, as that of an impossible target.
+    """
+    halves = None if delta is None else _or_infinite(whole + delta)
+    return Values(_or_infinite(whole), halves, num_samples, floor=0.0)
+
+
+def _or_infinite(values: Tensor) -> Tensor:
+    return values.masked_fill(values.isnan(), math.inf)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,40 +117,47 @@ class MeanCurve:
             delta = None if self.half is None else self.half[:, -1]
         else:
             b = within(temperature, self.nodes)
-            whole = self._partition(b) + b * (self.peak - self.target)
+            whole = self._partition(b)[0] + b * (self.peak - self.target)
             weights = self.nodes.weights(b, COARSE)
             delta = None if self.half is None else weights @ self.half[:, :-1].double()
-        return Values(whole, None if delta is None else whole + delta, self.num_samples)
+        return cross_entropies(whole, delta, self.num_samples)
 
-    def _partition(self, b: Tensor) -> Tensor:
-        return self.nodes.weights(b) @ self.partition.double()
+    @functools.cached_property
+    def _smooth(self) -> bool:
+        return is_smooth(self.partition, self.nodes)
+
+    def _partition(self, *inverse: Tensor) -> list[Tensor]:
+        """G [N] at inverse temperatures."""
+        if self._smooth:
+            return [self.nodes.weights(b) @ self.partition.double() for b in inverse]
+        return list(between_nodes(self.partition, self.nodes, torch.stack(inverse)))
 
     def log_confidence(self, temperature: float) -> Tensor:
         """Log-probability of the predicted class."""
         if temperature == 1:
             return self.peak - self.one
-        return -self._partition(within(temperature, self.nodes))
+        return -self._partition(within(temperature, self.nodes))[0]
 
     def log_square(self, temperature: float) -> Tensor:
         """Log of Σ_c p(c)², for the Brier score."""
         if temperature == 1:
             return self.two - 2 * self.one
         b = within(temperature, self.nodes)
-        return self._partition(2 * b) - 2 * self._partition(b)
+        twice, once = self._partition(2 * b, b)
+        return twice - 2 * once
 
     def entropy(self, temperature: float) -> Tensor:
         """Entropy of the distribution: G − dG/ds with s = log b."""
         if temperature == 1:
             return self.entropy_one
         b = within(temperature, self.nodes)
-        value = self._partition(b)
         step = 1e-3
-        ahead, behind = (self._partition(b * math.exp(x)) for x in (step, -step))
-        return value - (ahead - behind) / (2 * step)
+        at, ahead, behind = self._partition(b, b * math.exp(step), b * math.exp(-step))
+        return at - (ahead - behind) / (2 * step)
 
     def predicted(self, temperature: float) -> Tensor:
-        """The predicted class, the same at every temperature."""
-        return self.top
+        """The predicted class, the same at every temperature; −1 where none is possible."""
+        return self.top.masked_fill(self.peak.isneginf(), -1)
 
     def fit(self, clusters: Tensor, weights: Tensor, k: float) -> tuple[Tensor, Tensor, Tensor]:
         """For each row of weights [R, G] over examples: best temperature, XE there, if at edge.
@@ -140,19 +165,31 @@ class MeanCurve:
         At `k` samples. Impossible targets do not count for the temperature, but make XE infinite.
         """
         over = _Over((self.target - self.peak).isfinite(), clusters, weights)
-        values, targets = over.mean(self.partition), over.mean(self.target - self.peak)
+        values, nodes = self._mean_partition(over)
+        targets = over.mean(self.target - self.peak)
         if self.half is None or k == self.num_samples:
-            temperature, edge = fit_temperature(values, targets, self.nodes)
+            temperature, edge = fit_temperature(values, targets, nodes)
         else:  # XE need not be convex
-            inverse = self.nodes.inverse()
+            inverse = nodes.inverse()
             more = over.cost(self.half[:, :-1], self.num_samples / k)
             values = values + more @ self.nodes.weights(inverse, COARSE).t()
-            temperature, edge = fit_interpolated(
-                values - inverse * targets.unsqueeze(-1), self.nodes
-            )
+            temperature, edge = fit_interpolated(values - inverse * targets.unsqueeze(-1), nodes)
         b = 1 / temperature
-        found = (self.nodes.weights(b) * values).sum(-1) - b * targets
+        found = (nodes.weights(b) * values).sum(-1) - b * targets
         return temperature, found.masked_fill(over.impossible, math.inf), edge
+
+    def _mean_partition(self, over: _Over) -> tuple[Tensor, Nodes]:
+        """Means [R, J] of G over targets at nodes between which they can be interpolated.
+
+        Where the nodes are too far apart even for means, these are finer ones.
+        """
+        values = over.mean(self.partition)
+        if is_smooth(values.t(), self.nodes):
+            return values, self.nodes
+        finer = dataclasses.replace(self.nodes, count=FINER)
+        few = finer.inverse().split(FINER // 8)  # a part at a time: N targets each
+        parts = [over.mean(between_nodes(self.partition, self.nodes, b)) for b in few]
+        return torch.cat(parts, -1), finer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -185,9 +222,8 @@ class SampleCurve:
     def xe(self, temperature: float) -> Values:
         """Cross entropies of the targets."""
         weights = self._weights(temperature)
-        whole = weights @ self.at_nodes
-        halves = None if self.half is None else whole + weights @ self.half.double()
-        return Values(whole, halves, self.num_samples)
+        delta = None if self.half is None else weights @ self.half.double()
+        return cross_entropies(weights @ self.at_nodes, delta, self.num_samples)
 
     def log_confidence(self, temperature: float) -> Tensor:
         """Log-probability of the predicted class."""

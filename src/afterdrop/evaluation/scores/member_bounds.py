@@ -6,6 +6,8 @@ import math
 from functools import partial
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
 from afterdrop.errors import ScoresError
 from afterdrop.evaluation.scores.curves import within
 from afterdrop.family.bounds import Bounds, jensen_bounds, variance_of_probability
@@ -34,11 +36,12 @@ def member_bounds(scores: Scores, member: Member) -> Bounds:
         get("highest")[row],
     )
     log_z = get("one")[row, column]
+    log_z = log_z.masked_fill(log_z.isnan(), -math.inf)  # no class has any probability
     variance = variance_of_probability(get("mean")[row], get("square")[row])
     return Bounds(
-        objective=(target - log_z).mean().item(),
+        objective=_minus(target, log_z, -math.inf).mean().item(),
         bound=bound.mean().item(),
-        jensen_gap=(target - bound).mean().item(),
+        jensen_gap=_minus(target, bound, 0.0).mean().item(),
         normaliser_gap=-log_z.mean().item(),
         variance=variance.mean().item(),
         mean_probability=get("mean")[row].exp().mean().item(),
@@ -47,6 +50,16 @@ def member_bounds(scores: Scores, member: Member) -> Bounds:
         jensen_upper=upper.mean().item(),
         normaliser_approximation=(1 - member.alpha) / 2 * get("spread")[row].mean().item(),
     )
+
+
+def _minus(first: Tensor, second: Tensor, if_both_infinite: float) -> Tensor:
+    """The difference, where −inf − (−inf) is given.
+
+    Samples that all call a target impossible have no Jensen gap, and a distribution without any
+    probability (log Z = −inf) has an objective of −inf.
+    """
+    difference = first - second
+    return difference.masked_fill(difference.isnan(), if_both_infinite)
 
 
 def _tempered(scores: Scores, member: Member, row: int) -> Bounds:

@@ -1,7 +1,8 @@
 """Metrics of categorical predictions: accuracy, Brier score, calibration, entropies, perplexity.
 
-Each is a function of Scores and a member and gives an `Estimate`. The mask error is NaN where the
-halves of the samples do not keep what it takes.
+Each is a function of Scores and a member and gives an `Estimate`. The halves of the samples keep
+cross entropies only: of the other metrics, the mask error and the value at another number of
+samples are not known (NaN) unless the member is deterministic.
 """
 
 from __future__ import annotations
@@ -55,7 +56,8 @@ def ece(scores: Scores, member: Member, num_bins: int, binning: Binning) -> Esti
     own = confidence(scores, member), correct(scores, member)
     found = _estimate(scores, member, calibration_residuals(*own, num_bins, binning))
     value = calibration_error(*own, num_bins, binning)
-    return Estimate(value, math.nan, found.mc_error, found.data_error, found.num_samples)
+    corrected = value if member.deterministic else math.nan
+    return Estimate(value, corrected, found.mc_error, found.data_error, found.num_samples)
 
 
 def entropy(scores: Scores, member: Member) -> Estimate:
@@ -78,14 +80,9 @@ def mutual_information(scores: Scores, member: Member) -> Estimate:
 def perplexity(scores: Scores, member: Member) -> Estimate:
     """exp(XE), with errors by the delta method."""
     xe = scores.xe(member)
-    value = math.exp(xe.value) if xe.value < 700 else math.inf
-    return Estimate(
-        value,
-        math.exp(xe.corrected) if xe.corrected < 700 else math.inf,
-        value * xe.mc_error,
-        value * xe.data_error,
-        xe.num_samples,
-    )
+    value, corrected = (math.inf if v >= 700 else math.exp(v) for v in (xe.value, xe.corrected))
+    errors = (value * xe.mc_error, value * xe.data_error)
+    return Estimate(value, corrected, *errors, xe.num_samples, corrected * xe.bias_error)
 
 
 def by_frequency(
@@ -106,11 +103,9 @@ def by_frequency(
     rows: list[tuple[Band, int, Estimate | None]] = []
     for low, high in bands:
         chosen = (at > low) & (at <= high)
-        halves = None if values.halves is None else values.halves[:, chosen]
-        part = Values(values.whole[chosen], halves, values.num_samples)
         clusters = scores.clusters[chosen].unique(return_inverse=True)[1]
         count, shared = int(chosen.sum()), scores.protocol.shared
-        found = estimate(part, clusters, shared=shared) if count else None
+        found = estimate(values.part(chosen), clusters, shared=shared) if count else None
         rows.append(((low, high), count, found))
     return rows
 

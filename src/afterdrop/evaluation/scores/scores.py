@@ -61,6 +61,17 @@ class Scores:
         self._fits: dict[tuple[Member, float], Fit] = {}
         self._xe: dict[Member, Estimate] = {}
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickle and copies: what cannot be computed again, without the memory around views."""
+        tensors = {
+            name: t.clone() if t.untyped_storage().nbytes() > t.nbytes else t
+            for name, t in self.tensors.items()
+        }
+        return {"protocol": self.protocol, "tensors": tensors}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
     # What the scores are about
 
     @property
@@ -117,8 +128,12 @@ class Scores:
     # Cross entropy and temperature
 
     def values(self, member: Member) -> Values:
-        """Per-target cross entropies, with those of the halves."""
-        return self.curve_of(member).xe(member.temperature)
+        """Per-target cross entropies, with those of the halves and, at T = 1, of quarters."""
+        found = self.curve_of(member).xe(member.temperature)
+        quarters = None
+        if not member.deterministic and member.temperature == 1 and self._num_sizes > 2:
+            quarters = self.field("sampled", "curve")[-3][self.index(member)].double()
+        return dataclasses.replace(found, member=member, quarters=quarters)
 
     def xe(self, member: Member) -> Estimate:
         """Mean cross entropy (nats) with its errors."""
@@ -332,6 +347,11 @@ class Scores:
                 at = self.index(member)
                 self._curves[key] = self._mean_curve("sampled", at, self.num_samples)
         return self._curves[key]
+
+    @property
+    def _num_sizes(self) -> int:
+        """Numbers of merged blocks whose XE is kept: 1, 2, 4, ..., all of them."""
+        return len(self.field("sampled", "curve")) if self.has("sampled", "curve") else 0
 
     def _estimate(self, values: Values) -> Estimate:
         return estimate(values, self.clusters, shared=self.protocol.shared)
