@@ -17,7 +17,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from afterdrop.masks.control import OperatorMode
 
-
 GLOBAL_GENERATORS = "python random or numpy"  # the operation of their draws
 
 
