@@ -220,6 +220,7 @@ def test_layerdrop_is_a_site_where_its_rate_is_declared():
     grid = ad.Grid((1,), (0, 1))
     with pytest.warns(UserWarning, match="stays off"):
         without = ad.evaluate(model, [(x, y)], grid=grid, num_samples=200)
+    assert "no member has: (root) draws" in str(ad.select(without, folds=0, resamples=0))
     found = ad.evaluate(model, [(x, y)], grid=grid, num_samples=400, rates="layerdrop")
     torch.manual_seed(4)
     model.train()

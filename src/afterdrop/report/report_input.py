@@ -8,6 +8,7 @@ import torch
 
 from afterdrop.errors import AfterdropError, FileError
 from afterdrop.evaluation import Scores
+from afterdrop.masks.sites import effective_draws
 from afterdrop.report.class_counts import Classes, classes_of_data, classes_of_file
 from afterdrop.runs import Run, read_contents
 from afterdrop.selection import Choice
@@ -195,6 +196,11 @@ def _check_contents(found: ReportInput, scores: Scores) -> None:
             f"{scores.protocol.num_classes}; correct the file passed to --classes, or the data"
         )
         found.classes = None
+    for name, what in effective_draws(scores.protocol.off):
+        found.missing.append(
+            f"training was random in another way too, which no member has: {name or '(root)'} "
+            f"{what}; rates=('attribute',) treats the skipping of layers as a dropout site"
+        )
     broken = [m for m in scores.members if not torch.isfinite(scores.values(m).whole).all()]
     if broken:
         found.missing.append(

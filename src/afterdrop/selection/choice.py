@@ -72,6 +72,7 @@ class Choice:
             evaluated are evenly spread (Latin hypercube, antithetic) and fewer are less so.
         agreement: How often two disjoint halves of the examples, chosen on separately, have the
             same best: what independent data of half the size agree in. None without resamples.
+        left_off: Modules whose random behaviour in training is not dropout and stayed off.
     """
 
     member: Member
@@ -87,6 +88,7 @@ class Choice:
     num_samples: int
     prefer: Prefer
     optimistic: bool = False
+    left_off: tuple[str, ...] = ()
     agreement: float | None = None
 
     def __post_init__(self) -> None:
@@ -249,6 +251,13 @@ class Choice:
                 f"{100 * self.agreement:.0f} % of divisions."
             )
         lines += self._notes()
+        if self.left_off:
+            lines += [
+                "",
+                "Random behaviour of training that no member has: "
+                + "; ".join(self.left_off)
+                + ".",
+            ]
         return "\n".join(lines)
 
     def _notes(self) -> list[str]:

@@ -13,6 +13,7 @@ from afterdrop.errors import MemberError, SplitError
 from afterdrop.evaluation.scores import Scores
 from afterdrop.family.estimates import Estimate, Values, estimate
 from afterdrop.family.member import DET, Member
+from afterdrop.masks.sites import effective_draws
 from afterdrop.masks.uniforms import Plan
 from afterdrop.selection.choice import Candidate, Choice, Prefer
 from afterdrop.selection.stability import check_stability, forecast
@@ -114,6 +115,9 @@ def select(
         num_samples=k,
         prefer=prefer,
         optimistic=k < scores.num_samples and scores.protocol.plan.scheme != "iid",
+        left_off=tuple(
+            f"{name or '(root)'} {what}" for name, what in effective_draws(scores.protocol.off)
+        ),
     )
 
 
