@@ -96,6 +96,8 @@ def test_a_field_of_another_kind_is_refused(file, value):
         "ranking": [[]],
         "recurrence": [[]],
         "crossfit": [None],
+        "agreement": [None, 3],
+        "left_off": [[]],
     }
     for name in whole.keys() - {"kind", "version"}:
         if value not in accepted.get(name, []):
