@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 
 # Tests that `make check` leaves out, and folders that run in a second pytest process.
 LEFT_OUT := gpu or subprocess or database or browser or interpreter or slow
-CHECK_SECOND := tests/digests tests/evaluation tests/family tests/masks tests/properties
+CHECK_SECOND := tests/evaluation tests/family tests/masks tests/properties
 TEST_SECOND := tests/kernels
 
 .PHONY: env demo check test test-gpu lint format bench docs clean

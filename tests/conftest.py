@@ -14,6 +14,8 @@ sys.path.insert(0, str(HERE))  # for `oracles`
 # such a kind carry the marker themselves; pyproject.toml says what the markers mean.
 KINDS = {
     "e2e/test_e2e_train.py": "subprocess",
+    "digests": "slow",
+    "evaluation/test_evaluation_enumeration.py": "slow",
     "kernels": "interpreter",
     "report/test_report_browser.py": "browser",
     "report/test_report_page.py": "slow",
