@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from afterdrop.family.partition_interpolation import between_nodes, is_smooth
+from afterdrop.family.partition_ladder import PartitionLadder
 from afterdrop.family.temperature import Nodes, partitions
 
 NODES = Nodes(0.125, 8.0)
@@ -103,3 +104,13 @@ def test_a_target_without_any_probability_does_not_disturb_the_others():
     others = torch.arange(12) != 3
     torch.testing.assert_close(found[:, others], wanted[:, others])
     assert found[:, 3].isnan().all()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nodes_that_come_from_a_ladder_of_powers_are_good_enough(case):
+    """As in the kernels: float32 at the powers, and the nodes by interpolation between those."""
+    ladder, logits = PartitionLadder(NODES), CASES[case][0]
+    at_nodes = (ladder.fine @ exact(logits, ladder.inverse).float().double()).float()
+    found = between_nodes(at_nodes, NODES, 1 / BETWEEN)
+    off = (found - exact(logits, 1 / BETWEEN)).abs().max()
+    assert off < (2e-4 if "100,000" in case else 1e-4)
