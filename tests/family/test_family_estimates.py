@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import numpy as np
@@ -9,11 +10,14 @@ from afterdrop.family.calibration import calibration_bins, calibration_error
 from afterdrop.family.estimates import (
     Estimate,
     Values,
+    bias_error,
     cluster_sums,
     clustered_error,
     estimate,
     mc_error,
 )
+from afterdrop.family.member import Member
+from afterdrop.family.power_mean import log_power_mean
 from oracles.family import clustered_error as oracle_clustered
 from oracles.family import ece_mass, ece_width
 
@@ -175,3 +179,81 @@ def test_infinite_values_stay_infinite_at_any_number_of_samples():
     assert values.at(math.inf)[1:].tolist() == [math.inf, 2.0]
     found = estimate(values, torch.arange(3), shared=False)
     assert found.value == found.corrected == found.at(5) == math.inf
+
+
+def test_without_halves_nothing_is_known_of_other_numbers_of_samples():
+    found = estimate(Values(values().whole, None, 10), CLUSTERS, shared=False)
+    assert math.isnan(found.corrected) and math.isnan(found.at(20)) and found.at(10) == found.value
+    assert "corrected" not in str(found) and "K = 10" in str(found)
+    deterministic = estimate(Values(values().whole, None, 0), CLUSTERS, shared=False)
+    assert deterministic.corrected == deterministic.value
+
+
+def test_a_single_example_prints_without_nan():
+    found = estimate(values(), torch.zeros(60, dtype=torch.long), shared=False)
+    assert "nan" not in str(found) and "unknown" in str(found)
+
+
+def test_a_correction_that_rests_on_halves_far_apart_is_uncertain():
+    v = values()
+    assert bias_error(v) == 0
+    halves = v.halves.clone()
+    halves[0, :3] += 4.0
+    apart = Values(v.whole, halves, 10)
+    expected = (halves.mean(0) - v.whole)[:3].sum().item() / 60
+    assert bias_error(apart) == pytest.approx(expected)
+    found = estimate(apart, CLUSTERS, shared=False)
+    assert found.error_at(math.inf) == pytest.approx(math.hypot(found.error, expected))
+    assert found.error_at(20) == pytest.approx(math.hypot(found.error, expected / 2))
+    assert found.error_at(10) == found.error
+    moved = estimate(apart.moved(20), CLUSTERS, shared=True)
+    assert moved.mc_error > expected / 2
+
+
+@pytest.mark.parametrize(("before", "error"), [(0.2, 0.0), (0.15, 0.1), (0.3, 0.05)])
+def test_quarters_of_the_samples_test_the_law(before, error):
+    """XE falls by 0.1 from K/2 to K; by the law it fell by 0.2 before and falls by 0.1 more."""
+    whole = torch.full((6,), 1.0, dtype=torch.float64)
+    law = Values(whole, (whole + 0.1).expand(2, -1), 8, quarters=whole + 0.1 + before)
+    assert bias_error(law) == pytest.approx(error, abs=1e-9)
+
+
+def test_the_limit_of_a_cross_entropy_is_not_negative():
+    whole = torch.tensor([0.1, 0.2, 0.3], dtype=torch.float64)
+    halves = torch.tensor([[9.0, 0.2, 0.3], [0.1, 0.3, 0.3]], dtype=torch.float64)
+    found = estimate(Values(whole, halves, 4, floor=0.0), torch.arange(3), shared=False)
+    assert 0 <= found.corrected < 1e-8 and found.value == pytest.approx(0.2)
+    assert found.at(8) >= 0 and found.bias_error > found.error / 2
+    assert "does not fall as 1/K" in str(found)
+    assert Values(whole, halves, 4, floor=0.0).moved(16).whole.mean() >= 0
+
+
+def test_differences_between_alphas_have_the_degrees_of_freedom_of_a_variance():
+    """The mean and the square root of the mean square differ by half a variance."""
+    stated, found = {}, {}
+    for k in (4, 8):
+        generator = torch.Generator().manual_seed(k)
+        draws = 0.1 * torch.randn(4000, k, 20, generator=generator, dtype=torch.float64)
+        whole = {a: mean_of(draws, a) for a in (0.0, 1.0)}
+        halves = {a: torch.stack([mean_of(d, a) for d in draws.chunk(2, 1)], 1) for a in whole}
+        errors = []
+        for i in range(300):
+            a, b = (Values(whole[x][i], halves[x][i], k, member=Member(x, 0.5)) for x in (1.0, 0.0))
+            errors.append(mc_error(a.minus(b), torch.arange(20), shared=False))
+        stated[k] = np.mean(np.square(errors))
+        found[k] = (whole[1.0] - whole[0.0]).mean(1).var().item()
+        assert stated[k] == pytest.approx(found[k], rel=0.12)
+
+
+def mean_of(draws, alpha):
+    return -log_power_mean(draws, alpha, 1)
+
+
+def test_two_samples_do_not_show_the_mask_error_between_alphas():
+    v = values(k=2)
+    a, b = (dataclasses.replace(v, member=Member(x, 0.5)) for x in (0.0, 1.0))
+    assert math.isnan(mc_error(a.minus(b), CLUSTERS, shared=False))
+    other = dataclasses.replace(v, member=Member(1.0, 0.7))
+    assert math.isfinite(mc_error(a.minus(other), CLUSTERS, shared=False))
+    moved = dataclasses.replace(values(k=20), member=Member(0.0, 0.5)).moved(2)
+    assert math.isfinite(mc_error(moved.minus(moved.moved(2)), CLUSTERS, shared=False))

@@ -75,3 +75,53 @@ def test_an_impossible_target_has_no_say_in_the_temperature_of_samples():
     found, xe, _ = scores.fit_weighted(member, torch.ones(1, 60, dtype=torch.float64))
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=0)
     assert xe.item() == math.inf
+
+
+class Exclusive(torch.nn.Module):
+    """Every sample leaves out classes of its own: the geometric mean leaves no class."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner, self.dropout = inner, torch.nn.Dropout(0.4)
+
+    def forward(self, x):
+        kept = self.dropout(torch.ones(len(x), 4)) > 0
+        kept = kept | (~kept.any(1, keepdim=True) & (torch.arange(4) == 0))
+        return self.inner(x).masked_fill(~kept, -math.inf)
+
+
+@pytest.fixture(scope="module")
+def without_any_class():
+    model, x, y = overconfident(80)
+    return ad.evaluate(Exclusive(model), [(x, y)], grid=GRID, num_samples=12)
+
+
+def test_a_mean_that_leaves_no_class_has_an_infinite_cross_entropy(without_any_class):
+    scores = without_any_class
+    log_z = scores.field("sampled", "one")[scores.index(ad.GMC)]
+    empty = log_z.isnan()
+    assert bool(empty.any())
+    assert scores.xe(ad.GMC).value == math.inf
+    for member in (ad.GMC, ad.GMC.at_temperature(2.0)):
+        values = scores.values(member)
+        assert not values.whole.isnan().any() and not values.halves.isnan().any()
+    assert not scores.correct(ad.GMC)[empty].any()
+    assert scores.fit_weighted(ad.GMC, torch.ones(1, 80, dtype=torch.float64))[1].item() == math.inf
+    bounds = scores.bounds(ad.GMC)
+    assert bounds.objective == -math.inf == bounds.bound
+    assert bounds.jensen_gap == 0 and bounds.normaliser_gap == math.inf
+
+
+@pytest.mark.parametrize("prefer", ["best", "cheapest"])
+@pytest.mark.parametrize("k", [12, 6, 100])
+def test_what_is_undefined_comes_last_and_the_best_is_still_found(without_any_class, prefer, k):
+    scores = without_any_class
+    found = ad.select(scores, prefer=prefer, num_samples=k)
+    xes = [c.xe for c in found.ranking]
+    assert xes == sorted(xes) and not any(map(math.isnan, xes)) and xes[-1] == math.inf
+    tempered = scores.xe(scores.fit(ad.DET).member).value
+    assert tempered < scores.xe(ad.DET).value - 0.05
+    if prefer == "best":
+        assert xes[0] <= tempered and found.member == found.ranking[0].member
+    assert found.gain.value > 0.05 and math.isfinite(found.crossfit.value)
+    assert not any(m.alpha == 0 and not m.deterministic for m, _, _ in found.recurrence)

@@ -88,7 +88,7 @@ class Estimate:
         limit = ""
         if not math.isnan(self.corrected):
             limit = f"; corrected {self.corrected:.4f}"
-            if self.bias_error > self.error:
+            if self.bias_error > self.error / 2:
                 limit += f" ± {self.error_at(math.inf):.4f}, as the bias does not fall as 1/K"
         return f"{text} (K = {self.num_samples:g}{limit})"
 
@@ -106,6 +106,7 @@ class Values:
         member: Whose values these are, if they are one member's.
         moved_error: Error of the mean from an earlier move to another number of samples.
         mc_factor: What the mask error has to be multiplied by; NaN if the halves do not show it.
+        drawn: Samples that halves were taken from, if values were moved to another number.
     """
 
     whole: Tensor
@@ -116,6 +117,7 @@ class Values:
     member: Member | None = None
     moved_error: float = 0.0
     mc_factor: float = 1.0
+    drawn: float | None = None
 
     def at(self, k: float | None) -> Tensor:
         """[N] values expected of `k` samples; None stands for K itself, inf for no bias.
@@ -134,7 +136,8 @@ class Values:
         found = torch.where(found.isfinite(), found, halves if ratio > 1 else self.whole)
         now, then = self.whole.mean(), found.mean()
         if then < self.floor < now:  # the law fails: move only as far as values can be
-            found = self.whole + (now - self.floor) / (now - then) * (found - self.whole)
+            share = (1 - 1e-9) * (now - self.floor) / (now - then)  # not even by rounding lower
+            found = self.whole + share * (found - self.whole)
         return found
 
     def moved(self, k: float | None) -> "Values":
@@ -150,6 +153,7 @@ class Values:
             num_samples=self.num_samples if math.isinf(k) else k,
             quarters=None,
             moved_error=math.hypot(self.moved_error, error),
+            drawn=self.drawn or self.num_samples,
         )
 
     def minus(self, other: "Values", k: float | None = None) -> "Values":
@@ -185,7 +189,7 @@ def _degrees_of_freedom(mine: Values, theirs: Values) -> float:
     a, b = mine.member, theirs.member
     if a is None or b is None or a.multiplier != b.multiplier or a.alpha == b.alpha:
         return 1.0
-    k = mine.num_samples
+    k = mine.drawn or mine.num_samples
     return math.sqrt((k - 1) / (k - 2)) if k > 2 else math.nan
 
 
@@ -264,7 +268,7 @@ def estimate(values: Values, clusters: Tensor, *, shared: bool) -> Estimate:
     data = math.sqrt(max(0.0, total**2 - own**2)) if math.isfinite(total) else total
     return Estimate(
         value=values.whole.mean().item(),
-        corrected=values.at(math.inf).mean().item(),
+        corrected=max(values.at(math.inf).mean().item(), values.floor),
         mc_error=masks,
         data_error=data,
         num_samples=values.num_samples,

@@ -152,15 +152,15 @@ def sample_curves(
     hollow: dict[str, Any] = {"marker": "o", "markerfacecolor": "none", "linestyle": "--"}
     for alpha in shown:
         curve = scores.curve(Member(alpha, at, temper=grid.temper))
-        limit = curve[-1][1].corrected
+        last = curve[-1][1]
+        limit = last.value if math.isnan(last.corrected) else last.corrected  # of one sample
         ks, above = [float(k) for k, _ in curve], [e.value - limit for _, e in curve]
         shade = power_colour(shown, alpha)
         ax.plot(ks, above, marker="o", label=power_name(alpha), color=shade)
         corrected = [2 * b - a for a, b in itertools.pairwise(above)]
         ax.plot(ks[1:], corrected, color=shade, **hollow)
-        error = curve[-1][1].mc_error
-        if math.isfinite(error):
-            ax.errorbar(ks[-1], above[-1], error, fmt="none", color=shade)
+        if math.isfinite(last.mc_error):
+            ax.errorbar(ks[-1], above[-1], last.mc_error, fmt="none", color=shade)
     ax.plot([], [], color=colour("muted"), label="corrected", **hollow)
     ax.axhline(0, color=colour("muted"), linewidth=0.8)
     ax.set_xscale("log", base=2)

@@ -147,4 +147,9 @@ def certainty(outcome: Outcome) -> list[str]:
             f"When the examples are resampled, the same member is chosen in {100 * share:.0f} % of "
             "the cases. If this share is low, several members are about equally good."
         )
+    if selection is not None and selection.agreement is not None:
+        lines.append(
+            "Other data would choose it less often than resamples do: two disjoint halves of the "
+            f"examples have the same best member in {100 * selection.agreement:.0f} % of divisions."
+        )
     return lines
