@@ -37,6 +37,12 @@ def snapshot(model: nn.Module) -> dict[str, Any]:
             entries = value if key in ("_parameters", "_buffers") else {key: value}
             for entry, tensor in entries.items():
                 found[f"{name}.{entry}" if name else entry] = _value(tensor)
+    return found | generators()
+
+
+def generators() -> dict[str, Any]:
+    """The states of the global random generators, by name."""
+    found: dict[str, Any] = {}
     found["torch's generator"] = digest_tensors([torch.get_rng_state()])
     if torch.cuda.is_initialized():
         found["CUDA's generators"] = digest_tensors(torch.cuda.get_rng_state_all())
