@@ -9,6 +9,7 @@ hands back a predictor:
     predict = choice.predictor(model)
 """
 
+from afterdrop.conformance import check as check
 from afterdrop.errors import AfterdropError as AfterdropError
 from afterdrop.errors import DataError as DataError
 from afterdrop.errors import ExtraError as ExtraError

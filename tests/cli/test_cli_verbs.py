@@ -21,6 +21,15 @@ SOURCE = """
 import torch
 from torch import nn
 
+class Listing(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.seen = load_model(), []
+
+    def forward(self, x):
+        self.seen.append(len(x))
+        return self.inner(x)
+
 def load_model():
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3))
@@ -204,6 +213,14 @@ def test_bad_input_is_one_line_that_names_it(folder, capsys, monkeypatch, argume
     captured = capsys.readouterr()
     assert captured.err.startswith("afterdrop: ")
     assert message in captured.err
+
+
+def test_a_failed_check_gives_exit_status_1(folder, capsys):
+    assert main(["check", "mine:load_model", "mine:valid_batches"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["ok"] * 6
+    assert main(["check", "mine:Listing", "mine:valid_batches", "--num-samples", "10"]) == 1
+    assert "FAILED   model unchanged" in capsys.readouterr().out
 
 
 def test_every_verb_is_in_the_overview_and_teaches_by_example(capsys):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import tyro
 
 import afterdrop
+from afterdrop.cli.check import check
 from afterdrop.cli.compare import compare
 from afterdrop.cli.data import data
 from afterdrop.cli.evaluate import evaluate
@@ -23,7 +24,7 @@ from afterdrop.cli.train import train
 from afterdrop.cli.tune import tune
 from afterdrop.errors import AfterdropError, StoppedElsewhere
 
-VERBS: dict[str, Callable[..., None]] = {
+VERBS: dict[str, Callable[..., int | None]] = {
     "train": train,
     "tune": tune,
     "evaluate": evaluate,
@@ -35,6 +36,7 @@ VERBS: dict[str, Callable[..., None]] = {
     "sample": sample,
     "reproduce": reproduce,
     "sites": sites,
+    "check": check,
     "data": data,
 }
 
@@ -46,6 +48,7 @@ usage: afterdrop VERB ...
 
 Your own model and data, by import path:
   sites     MODEL DATA            list the dropout sites of the model
+  check     MODEL DATA            test whether its dropout is controlled correctly
   evaluate  MODEL DATA --out RUN  score every member of the dropout family
   select    RUN                   choose the best member, with error bars
 
@@ -70,7 +73,8 @@ Pages and tables:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a verb and returns the exit status.
 
-    0 is success, 2 is bad input, 130 an interruption (SIGINT) and 141 a closed output pipe.
+    0 is success, 1 a check that failed, 2 bad input, 130 an interruption (SIGINT) and 141 a closed
+    output pipe.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] in ([], ["-h"], ["--help"]):
@@ -86,7 +90,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         # One parser per verb: with subcommands, tyro would print the full help of every verb.
-        tyro.cli(VERBS[verb], prog=f"afterdrop {verb}", args=rest, config=_FLAGS)
+        status = tyro.cli(VERBS[verb], prog=f"afterdrop {verb}", args=rest, config=_FLAGS)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of the output has closed the pipe, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -104,4 +108,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 file=sys.stderr,
             )
         return 130
-    return 0
+    return status or 0
