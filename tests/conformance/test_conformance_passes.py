@@ -50,6 +50,23 @@ class Gated(nn.Module):
         return self.out(F.dropout(self.inner(x), 0.5, self.training))
 
 
+class LayerDrop(nn.Module):
+    """Skips whole layers in training, each with dropout of its own."""
+
+    def __init__(self, rate=0.4):
+        super().__init__()
+        self.rate = rate
+        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in range(3))
+        self.drop, self.out = nn.Dropout(0.2), nn.Linear(6, 3)
+
+    def forward(self, x):
+        for layer in self.layers:
+            if self.training and torch.rand([]) < self.rate:
+                continue
+            x = x + self.drop(layer(x).tanh())
+        return self.out(x)
+
+
 def batch(*shape, classes=3, targets=None):
     x = torch.randn(shape)
     return [(x, torch.randint(classes, targets or shape[:1]))]
@@ -68,6 +85,7 @@ MODELS = {
     "own masks": lambda: (AWD(), tokens(13, 5, 4), {"rates": AWD.RATES, "batch_dim": 1}),
     "drop path": lambda: (Residual(DropPath(0.3)), batch(8, 6), {}),
     "stochastic depth": lambda: (Residual(StochasticDepth(0.3, "batch")), batch(8, 6), {}),
+    "layer drop": lambda: (LayerDrop(), batch(8, 6), {"rates": ("rate",)}),
     "noise": lambda: (nn.Sequential(Noisy(), mlp()), batch(8, 5), {"noise": ("0",)}),
     "noise, found": lambda: (nn.Sequential(Noisy(), mlp()), batch(8, 5), {}),
 }
