@@ -433,3 +433,30 @@ def test_a_model_without_logits_is_refused(output):
 
     with pytest.raises(ad.AfterdropError, match="logits"):
         ad.find_sites(Strange(), torch.randn(B, 5))
+
+
+class ModeArgument(nn.Module):
+    """Takes its mode as an argument, as Keras does."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(5, 3)
+
+    def forward(self, x, training=False):
+        return F.dropout(self.linear(x), 0.5, training)
+
+
+def test_a_mode_that_is_an_argument_is_named_in_the_remedy():
+    with pytest.raises(SiteError, match=r"wrap it .* model\(x, training=self.training\)"):
+        ad.find_sites(ModeArgument(), torch.randn(B, 5))
+
+
+def test_draws_of_python_are_not_said_to_be_controllable_by_rates():
+    y = torch.randint(3, (B,))
+    with pytest.warns(UserWarning, match=r"draw by torch.rand to make the skipping of layers"):
+        ad.evaluate(
+            Wrapped(LayerDrop(random.random)),
+            [(torch.randn(B, 5), y)],
+            grid=ad.Grid((0,), (1,)),
+            num_samples=4,
+        )

@@ -71,16 +71,17 @@ class Stateful(nn.Module):
 class WeightDropped(nn.Module):
     """Sets a dropped copy of a parameter on its child in each forward, as fastai does."""
 
-    def __init__(self):
+    def __init__(self, rate=0.4):
         super().__init__()
         torch.manual_seed(0)
+        self.rate = rate
         self.inner = nn.Linear(6, 3)
         self.raw = nn.Parameter(self.inner.weight.detach().clone())
         del self.inner._parameters["weight"]
         self.set_weight()
 
     def set_weight(self):
-        weight = F.dropout(self.raw, 0.4, self.training)
+        weight = F.dropout(self.raw, self.rate, self.training)
         if not self.training:
             weight = self.raw.clone()
         self.inner.weight = weight
@@ -148,6 +149,30 @@ def test_dropout_of_a_parameter_is_not_the_parameter():
     scores = ad.evaluate(model, [(x, y)], num_samples=4)
     assert scores.values(ad.AMC).whole.isfinite().all()
     assert torch.equal(model(x), wanted)
+
+
+class WeightAndInputDropped(WeightDropped):
+    """Also draws a mask of its own, so that its rates must be declared."""
+
+    input_rate = 0.3
+
+    def forward(self, x):
+        if self.training:
+            x = x * torch.empty_like(x).bernoulli_(1 - self.input_rate) / (1 - self.input_rate)
+        return super().forward(x)
+
+
+def test_dropout_of_a_parameter_at_a_declared_rate_of_zero_is_not_the_parameter():
+    model, (x, y) = WeightAndInputDropped().eval(), data()
+
+    def reset(model):
+        model.inner.weight = model.raw.clone()
+
+    options = {"num_samples": 4, "grid": ad.Grid((1,), (0.5, 1)), "reset": reset}
+    declared = ad.evaluate(model, [(x, y)], rates=("input_rate", "rate"), **options)
+    assert "weight" not in model.inner._parameters
+    plain = ad.evaluate(model, [(x, y)], rates=("input_rate",), **options)
+    assert torch.equal(declared.values(ad.AMC).whole, plain.values(ad.AMC).whole)
 
 
 class DrawsInEval(nn.Module):

@@ -33,7 +33,8 @@ from afterdrop.evaluation.resume_store import ResumeStore
 from afterdrop.evaluation.scores.schema import Results, name_of
 from afterdrop.evaluation.scores.scores import Scores
 from afterdrop.family.temperature import Nodes
-from afterdrop.masks.model_call import LogitsPlace, take_rows
+from afterdrop.masks.detector import GLOBAL_GENERATORS
+from afterdrop.masks.model_call import LogitsPlace, batch_size, take_rows
 from afterdrop.masks.model_guard import Reset, guarded
 from afterdrop.masks.sites import Sites, check_model, find_sites
 from afterdrop.models.fingerprint import fingerprint
@@ -237,7 +238,9 @@ def _dry_run(
 
     def dry_run(examples: int) -> Sites:
         inputs = take_rows(first.inputs, dim, first.size, 0, examples, 1)
-        return call(lambda *args, **kwargs: find_sites(model, *args, **options, **kwargs), inputs)
+        sites = call(lambda *args, **kwargs: find_sites(model, *args, **options, **kwargs), inputs)
+        # Several rows of the input may belong to an example, as the nodes of a graph do.
+        return sites if batch_size(inputs, dim) == examples else sites.drawn_per_pass()
 
     try:
         return dry_run(min(first.size, _DRY_EXAMPLES))
@@ -252,10 +255,13 @@ def _dry_run(
 def _warn_of_randomness(sites: Sites) -> None:
     """Says that training was random in another way as well, which no member has."""
     what = "; ".join(f"{name or '(root)'} {draws}" for name, draws in sites.randomness_off)
+    # Python's and NumPy's generators cannot be given masks.
+    remedy = "; rates=('attribute',) treats the skipping of layers at a rate as a dropout site"
+    if all(GLOBAL_GENERATORS in draws for _, draws in sites.randomness_off):
+        remedy = "; draw by torch.rand to make the skipping of layers a dropout site (rates=)"
     warnings.warn(
         f"random behaviour of training stays off because it is not dropout: {what}. The members "
-        "differ from the trained model by that. noise=('module',) says that this is meant; "
-        "rates=('attribute',) treats the skipping of layers at a rate as a dropout site",
+        f"differ from the trained model by that. noise=('module',) says that this is meant{remedy}",
         stacklevel=3,
     )
 

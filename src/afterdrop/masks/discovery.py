@@ -10,6 +10,7 @@ A refusal names the modules and the remedy.
 """
 
 import contextlib
+import inspect
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
@@ -109,11 +110,12 @@ def _with_buffers(dry: DryRun, changed: dict[str, set[str]]) -> set[str]:
     }
 
 
-def check_declared(found: Discovery, rates: tuple[str, ...]) -> None:
+def check_declared(found: Discovery, model: nn.Module, rates: tuple[str, ...]) -> None:
     """Refuses masks without declared rates, rates without masks, and models without dropout.
 
     Args:
         found: From `discover`.
+        model: The module.
         rates: The declared attributes.
     """
     own = [visit for visit in found.visits if visit.own]
@@ -134,9 +136,24 @@ def check_declared(found: Discovery, rates: tuple[str, ...]) -> None:
         raise SiteError(
             "the model has no dropout: no operator dropped anything in a train-mode pass (rates "
             "of 0 do not count). There is nothing to choose from: train it with dropout."
-            + f" Left off, because it is not dropout: {left}."
-            * bool(found.off)
+            + f" Left off, because it is not dropout: {left}." * bool(found.off)
+            + _mode_remedy(model)
         )
+
+
+def _mode_remedy(model: nn.Module) -> str:
+    """How to use a model that takes its mode as an argument, as Keras does; empty for others."""
+    for name in ("forward", "call"):
+        try:
+            parameters = inspect.signature(getattr(model, name)).parameters
+        except (AttributeError, TypeError, ValueError):
+            continue
+        for mode in {"training", "train", "is_training"} & parameters.keys():
+            return (
+                f" The model takes its mode as the argument {mode!r}: wrap it in a module whose "
+                f"forward returns model(x, {mode}=self.training)."
+            )
+    return ""
 
 
 def confirm(dry: DryRun, held: set[str], before: list[Visit]) -> tuple[list[Visit], Tensor]:

@@ -117,8 +117,10 @@ def dropout_handler(rule: Rule, op: str, *, feature: bool, inplace: bool) -> Han
 
     def handler(source: MaskSource, func: Any, input: Tensor, p: float, train: bool) -> Tensor:
         call = source.locate()
-        if not (train or source.is_forced(call)) or p == 0:
+        if not (train or source.is_forced(call)):
             return input
+        if p == 0:  # a declared rate may be scaled to 0; see `drop` for why this is a view
+            return input if inplace else input.view_as(input)
         shape = list(input.shape)
         if feature:
             shape = shape[:2] + [1] * (len(shape) - 2)

@@ -13,7 +13,7 @@ What cannot be verified raises a `SiteError` that names the modules and the reme
 import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -98,6 +98,21 @@ class Sites:
     def shared(self) -> bool:
         """Whether examples share a mask, which makes their mask errors dependent."""
         return any(layout.dim is None for layout in self.layouts.values())
+
+    def drawn_per_pass(self) -> Self:
+        """These sites with masks that are drawn for a whole pass, whose rows are not the examples.
+
+        If samples run as rows, the rows are the examples, and nothing changes.
+        """
+        if self.batched:
+            return self
+        layouts = {
+            place: layout
+            if layout.dim is None
+            else Layout(None, varies=True, stream=layout.stream, scaled=layout.scaled)
+            for place, layout in self.layouts.items()
+        }
+        return dataclasses.replace(self, layouts=layouts)
 
     def control(self, model: nn.Module) -> Control:
         """A control of `model`, in which these sites were found."""
@@ -209,7 +224,7 @@ def _find_sites(dry: DryRun, noise: tuple[str, ...]) -> Sites:
     # A norm with a forward of its own may contain dropout, so it is not held from the start.
     held = {n for n, m in model.named_modules() if _is_plain_norm(m)} | set(noise)
     found = discover(dry, held)
-    check_declared(found, dry.rates)
+    check_declared(found, model, dry.rates)
     visits, output = found.visits, found.output
     if found.off:
         held |= {name for name, _ in found.off}
