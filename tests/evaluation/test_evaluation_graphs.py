@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import nn
 
 import afterdrop as ad
+from afterdrop.errors import SiteError
 
 
 class PooledGraphs(nn.Module):
@@ -41,3 +42,9 @@ def test_graphs_with_any_number_of_nodes_are_evaluated_as_in_training(sizes):
     expected = F.nll_loss(torch.cat(means), torch.cat([targets for _, targets in data])).item()
     found = scores.xe(ad.AMC)
     assert abs(found.value - expected) < 4 * found.mc_error + 0.01
+
+
+def test_a_first_batch_that_hides_the_nodes_is_named_in_the_remedy():
+    data = [graph_batch(1, 1, 1), graph_batch(4, 7, 5)]
+    with pytest.raises(SiteError, match=r"several rows of the input.*first batch"):
+        ad.evaluate(PooledGraphs(), data, num_samples=4)

@@ -58,7 +58,9 @@ def coordinates(shape: list[int], layout: Layout, rows: int) -> tuple[list[int],
     if rest:
         raise SiteError(
             f"a mask of shape {tuple(shape)} does not divide into {rows} rows along dimension "
-            f"{layout.dim} as it did in the dry run; make its shape depend on the batch size only"
+            f"{layout.dim} as it did in the dry run; make its shape depend on the batch size only, "
+            "or, if examples have several rows of the input, as graphs have nodes, evaluate with a "
+            "first batch in which they do"
         )
     flattened = [per_row] if per_row > 1 else []
     at = layout.dim + (layout.order == "outer" and per_row > 1)
