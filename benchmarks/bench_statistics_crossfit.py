@@ -12,7 +12,7 @@ model and size N of the data sets:
                          bootstrap resamples (`recurrence` of the best) and disjoint halves
                          (`agreement`, for half the size) say about it
 
-    python benchmarks/bench_statistics_crossfit.py [--sets 100]
+    python benchmarks/bench_statistics_crossfit.py [--sets 100] [--seeds 0 1]
 """
 
 import argparse
@@ -97,13 +97,14 @@ def simulate(scores: ad.Scores, size: int, sets: int) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sets", type=int, default=100)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1], help="of data and weights")
     options = parser.parse_args()
     print(
         f"{'':<26}{'N':>6}{'gain':>9}{'crossfit':>9}{'truth':>9}{'covered: gain, crossfit':>27}"
         f"{'same choice, bootstrap, halves':>34}"
     )
     for name, divisor in MODELS.items():
-        for seed in (0, 1):
+        for seed in options.seeds:
             scores = evaluated(divisor, seed)
             for size in (40, 100, 200, 1000):
                 row = simulate(scores, size, options.sets)

@@ -167,7 +167,7 @@ def _crossfit(
     the one made on all data from those of the folds; this adds about what choosing on the same data
     overstates: the gain there minus the cross-fitted one. Both are added, as they are not
     independent. On simulated data sets of 40 to 1,000 examples, 1.96 errors then cover the true
-    gain of the choice in more than 90 % of them (`benchmarks/bench_statistics_crossfit.py`).
+    gain of the choice in 91 to 100 % of them (`benchmarks/bench_statistics_crossfit.py`).
     """
     clusters = scores.clusters
     plain = scores.values(DET).whole
