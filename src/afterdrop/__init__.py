@@ -9,20 +9,18 @@ hands back a predictor:
     predict = choice.predictor(model)
 """
 
+import afterdrop.interrupted_import  # noqa: F401 (first: for Ctrl-C during the imports below)
 from afterdrop.conformance import check as check
+from afterdrop.distillation import distil as distil
 from afterdrop.errors import AfterdropError as AfterdropError
-from afterdrop.errors import DataError as DataError
-from afterdrop.errors import ExtraError as ExtraError
-from afterdrop.errors import FileError as FileError
-from afterdrop.errors import MemberError as MemberError
-from afterdrop.errors import RankError as RankError
-from afterdrop.errors import ScoresError as ScoresError
-from afterdrop.errors import SiteError as SiteError
-from afterdrop.errors import SplitError as SplitError
 from afterdrop.evaluation import Request as Request
 from afterdrop.evaluation import Scores as Scores
 from afterdrop.evaluation import evaluate as evaluate
+from afterdrop.evaluation import evaluate_samples as evaluate_samples
 from afterdrop.evaluation import evaluate_text as evaluate_text
+from afterdrop.evaluation.likelihoods.parametric import (
+    ParametricLikelihood as ParametricLikelihood,
+)
 from afterdrop.family.bounds import Bounds as Bounds
 from afterdrop.family.estimates import Estimate as Estimate
 from afterdrop.family.member import AMC as AMC
@@ -40,4 +38,4 @@ from afterdrop.selection import Predictor as Predictor
 from afterdrop.selection import StreamPredictor as StreamPredictor
 from afterdrop.selection import select as select
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -33,6 +33,10 @@ class FileError(AfterdropError, OSError):
     """A file that is missing, foreign, truncated or from another version."""
 
 
+class DamagedError(FileError):
+    """A file whose content is not what afterdrop wrote."""
+
+
 class ExtraError(AfterdropError, ImportError):
     """An optional dependency that is not installed."""
 

@@ -1,13 +1,25 @@
-"""Atomic writes: a reader sees either the old content or the new one, never a part of it."""
+"""Files that are written atomically and carry a digest of their content.
+
+A reader sees either the old content or the new one, never a part of it, and notices if a single bit
+of it has changed since it was written. A JSON object carries the digest of its other entries under
+the key `digest`. A line of a JSONL file is such an object, and so is the header of a file of
+tensors (`tensor_files.py`).
+"""
 
 import contextlib
+import hashlib
 import json
 import os
 import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
-from afterdrop.errors import FileError
+from afterdrop import typed_records
+from afterdrop.errors import DamagedError, FileError
+from afterdrop.file_locks import is_abandoned, take
+
+DIGEST = "digest"
 
 
 def make_folder(path: Path) -> None:
@@ -24,40 +36,133 @@ def make_folder(path: Path) -> None:
         raise FileError(f"cannot write to the folder {path}: {error}") from error
 
 
-def write_atomic(path: str | Path, content: bytes) -> None:
-    """Writes `content` to a temporary file beside `path`, syncs it, and renames it into place.
+@contextlib.contextmanager
+def written_atomically(path: str | Path) -> Iterator[BinaryIO]:
+    """A temporary file beside `path` to write to, which is synced and renamed into place.
+
+    Temporary files that killed processes left in the same folder are removed.
 
     Args:
         path: The file; parent folders are created.
-        content: The bytes.
 
     Raises:
         FileError: If the file cannot be written (no space, no permission); an existing file is
             left as it is.
     """
     path = Path(path)
-    temporary = None
+    temporary: str | None = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        with os.fdopen(handle, "wb") as file:
-            file.write(content)
+        remove_abandoned(path.parent)
+        file, temporary = _open_temporary(path)
+        with file:
+            yield file
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except OSError as error:
+            os.chmod(temporary, 0o644)
+            os.replace(temporary, path)
+    except BaseException as error:
         if temporary is not None:
             with contextlib.suppress(OSError):
                 os.unlink(temporary)
+        if not isinstance(error, OSError) or isinstance(error, FileError):
+            raise
         raise FileError(
             f"cannot write {path}: {error}; what was there before is unchanged"
         ) from error
 
 
+def write_atomic(path: str | Path, content: bytes) -> None:
+    """Writes `content` to a file, atomically (`written_atomically`)."""
+    with written_atomically(path) as file:
+        file.write(content)
+
+
+def remove_abandoned(folder: Path) -> None:
+    """Removes temporary files in a folder whose writers have ended without removing them."""
+    for path in folder.glob(".*.tmp"):
+        if is_abandoned(path):
+            path.unlink(missing_ok=True)
+
+
+def _open_temporary(path: Path) -> tuple[BinaryIO, str]:
+    """A new temporary file for `path`, locked so that other writers know it is in use."""
+    while True:
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+        file = os.fdopen(handle, "wb")
+        try:
+            take(file)
+            if os.fstat(handle).st_nlink:
+                return file, name
+        except BlockingIOError:
+            pass
+        file.close()  # another process took it for an abandoned one before it was locked
+
+
+def sealed(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A JSON object, as it will be read, with the digest of its other entries as its last one.
+
+    Raises:
+        FileError: If it could not be read back (`as_json`).
+
+    Example:
+        >>> sealed({"step": 7})
+        {'step': 7, 'digest': 'fae94118762494cee2b49db1acccff08'}
+    """
+    others = as_json({name: value for name, value in record.items() if name != DIGEST})
+    return {**others, DIGEST: _digest(others)}
+
+
+def as_json(record: Mapping[str, Any]) -> dict[str, Any]:
+    """An object as JSON gives it back.
+
+    Raises:
+        FileError: If `parse_json` would refuse it, so that nothing is written that cannot be read.
+
+    Example:
+        >>> as_json({"rates": (0.5, 0.25)})
+        {'rates': [0.5, 0.25]}
+    """
+    try:
+        return typed_records.parse_json(json.dumps(record))
+    except (TypeError, ValueError) as error:
+        raise FileError(f"{record!r:.60} cannot be stored as JSON: {error}") from error
+
+
+def check_seal(source: str | Path, record: dict[str, Any]) -> None:
+    """Requires that an object carries the digest of its other entries.
+
+    Args:
+        source: Where it comes from, for messages.
+        record: The object.
+
+    Raises:
+        DamagedError: If its digest is missing or another one.
+    """
+    found = record.get(DIGEST)
+    if found is None:
+        raise DamagedError(
+            f"{source} has no digest: it is damaged, or from an older afterdrop; create it again"
+        )
+    if found != _digest({name: value for name, value in record.items() if name != DIGEST}):
+        raise DamagedError(
+            f"{source} does not match its digest: it was damaged or edited since afterdrop wrote "
+            "it; create it again, or restore a copy"
+        )
+
+
+def _digest(record: dict[str, Any]) -> str:
+    text = json.dumps(record, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
 def write_json(path: str | Path, kind: str, version: int, content: dict[str, Any]) -> None:
-    """Writes a JSON object with its `kind` and schema `version`."""
-    record = {"kind": kind, "version": version, **content}
+    """Writes a JSON object with its `kind`, schema `version` and digest.
+
+    Raises:
+        FileError: If the file cannot be written, or the content could not be read back.
+    """
+    record = sealed({"kind": kind, "version": version, **content})
     write_atomic(path, (json.dumps(record, indent=2) + "\n").encode())
 
 
@@ -65,16 +170,30 @@ def read_json(path: str | Path, kind: str, version: int) -> dict[str, Any]:
     """Reads a file of `write_json` and refuses anything else.
 
     Raises:
-        FileError: If the file is missing, not JSON, of another kind or of another version.
+        FileError: If the file is missing, damaged, of another kind or of another version.
     """
     try:
-        record = json.loads(Path(path).read_text(encoding="utf-8"))
+        record = parse_json(Path(path).read_bytes(), path)
+    except FileError:
+        raise
     except OSError as error:
         raise FileError(f"cannot read {path}: {error}") from error
-    except ValueError as error:
-        raise FileError(f"{path} is not JSON ({error}); is it complete?") from error
     check_header(path, record, kind, version)
-    return {k: v for k, v in record.items() if k not in ("kind", "version")}
+    assert isinstance(record, dict)
+    check_seal(path, record)
+    return {k: v for k, v in record.items() if k not in ("kind", "version", DIGEST)}
+
+
+def parse_json(content: bytes, source: str | Path) -> Any:
+    """The value of a JSON text, decoded strictly (`typed_records.parse_json`).
+
+    Raises:
+        DamagedError: If it cannot be decoded; names `source`.
+    """
+    try:
+        return typed_records.parse_json(content)
+    except ValueError as error:
+        raise DamagedError(f"{source} is not JSON ({error}); is it complete?") from error
 
 
 def check_header(path: str | Path, header: object, kind: str, version: int) -> None:

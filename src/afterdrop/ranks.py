@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import timedelta
+from contextlib import nullcontext
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -21,11 +22,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from afterdrop.errors import AfterdropError, RankError, RankLost, StoppedElsewhere
+from afterdrop.rank_watch import VARIABLE, RankWatch, give_up_after, named
 
 Splitting = Literal["split"]
-# A rank that has finished waits for the slowest one. A rank that died is noticed immediately,
-# because its connection closes.
-TIMEOUT = timedelta(days=1)
 _Value = TypeVar("_Value")
 
 
@@ -37,6 +36,7 @@ class Ranks:
         rank: Its number, 0 to count − 1.
         count: The number of processes.
         cpu_group: The process group for tensors on the CPU; None is the default group.
+        watch: Says which ranks this one is waiting for; None for a single process.
 
     Example:
         >>> Ranks(rank=1, count=3).share(8)
@@ -48,6 +48,7 @@ class Ranks:
     rank: int = 0
     count: int = 1
     cpu_group: Any = None
+    watch: RankWatch | None = dataclasses.field(default=None, compare=False)
 
     @property
     def first(self) -> bool:
@@ -153,12 +154,21 @@ class Ranks:
         return self.cpu_group if tensor.device.type == "cpu" else None
 
     def _communicate(self, call: Callable[[], Any]) -> None:
+        start = time.monotonic()
         try:
-            call()
+            with nullcontext() if self.watch is None else self.watch.waiting():
+                call()
         except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            if self.watch is not None and self.watch.gave_up(time.monotonic() - start):
+                raise RankLost(
+                    f"rank {self.rank} of {self.count} has waited "
+                    f"{time.monotonic() - start:.0f} s for {named(self.watch.missing())}, which "
+                    f"may be stopped or hanging, and gives up ({VARIABLE} sets the time): {reason}"
+                ) from error
             raise RankLost(
                 f"rank {self.rank} of {self.count} lost the others: one of them has ended, or its "
-                f"host cannot be reached ({str(error).splitlines()[0]})"
+                f"host cannot be reached ({reason})"
             ) from error
 
 
@@ -193,5 +203,19 @@ with torchrun and call torch.distributed.init_process_group(), or leave ranks ou
         )
     # NCCL cannot send tensors that are on the CPU; without gloo, a second group sends them.
     has_gloo = "gloo" in dist.get_backend_config()
-    cpu_group = None if has_gloo else dist.new_group(None, TIMEOUT, "gloo")
-    return Ranks(dist.get_rank(), dist.get_world_size(), cpu_group)
+    cpu_group = None if has_gloo else dist.new_group(None, give_up_after(), "gloo")
+    rank, count = dist.get_rank(), dist.get_world_size()
+    return Ranks(rank, count, cpu_group, _watch(rank, count) if count > 1 else None)
+
+
+_WATCHES: dict[int, RankWatch] = {}  # one for each process group, by the identity of its store
+
+
+def _watch(rank: int, count: int) -> RankWatch:
+    store = dist.distributed_c10d._get_default_store()
+    if id(store) not in _WATCHES:
+        for old in _WATCHES.values():
+            old.close()
+        _WATCHES.clear()
+        _WATCHES[id(store)] = RankWatch(store, rank, count, give_up_after().total_seconds())
+    return _WATCHES[id(store)]

@@ -3,8 +3,10 @@
 config.json               the training configuration, and what the data made of it
 metrics.jsonl             one line per validation
 checkpoint/best, last     weights and the state of training (safetensors)
+checkpoint/previous       the last but one, for the case that the last one is damaged
 scores/SPLIT              results of an evaluation (safetensors)
 scores/SPLIT.parts/       finished parts of an evaluation that was interrupted
+dynamic/                  a folder like this one, for scores of dynamic evaluation
 choice.json               the chosen member, and what it was chosen on
 report.html               the page about the run
 """
@@ -15,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from afterdrop.errors import FileError
+
+_LONGEST = 100  # bytes of a split's name; file systems allow 255 with what is added to it
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,11 @@ class RunLayout:
         return self.path / "checkpoint" / "last.safetensors"
 
     @property
+    def previous(self) -> Path:
+        """The checkpoint before the last one."""
+        return self.path / "checkpoint" / "previous.safetensors"
+
+    @property
     def lock(self) -> Path:
         """Held by the process that trains here."""
         return self.path / ".lock"
@@ -60,6 +69,11 @@ class RunLayout:
     def tensorboard(self) -> Path:
         """TensorBoard's files."""
         return self.path / "tensorboard"
+
+    @property
+    def dynamic(self) -> Path:
+        """A run folder of its own, for scores of dynamic evaluation."""
+        return self.path / "dynamic"
 
     @property
     def choice(self) -> Path:
@@ -77,8 +91,12 @@ class RunLayout:
         Raises:
             FileError: If the split is not a plain name.
         """
-        if not split.strip() or Path(split).name != split:
-            raise FileError(f"split={split!r} names a file in the run folder; use a plain word")
+        plain = split.isprintable() and split.strip() == split and Path(split).name == split
+        if not plain or split.startswith(".") or not 0 < len(split.encode()) <= _LONGEST:
+            raise FileError(
+                f"split={split!r:.60} names a file in the run folder; use a plain word of at most "
+                f"{_LONGEST} bytes"
+            )
         return self.path / "scores" / f"{split}.safetensors"
 
     def parts(self, split: str) -> Path:

@@ -97,3 +97,11 @@ class Post:
                 for name, tensor in sources.items()
             }
             return Parcel(sources, copies, self._stream.record_event())
+
+
+def with_float64(x: Tensor) -> Tensor:
+    """The tensor on a device that has float64: its own, or the CPU.
+
+    CPUs and CUDA have it; of other accelerators nothing is assumed.
+    """
+    return x if x.device.type in ("cpu", "cuda") else x.cpu()

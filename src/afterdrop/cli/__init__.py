@@ -1,6 +1,7 @@
 """The command line: one file per verb, which parses, calls the library and prints."""
 
 import difflib
+import io
 import os
 import sys
 from collections.abc import Callable, Sequence
@@ -10,8 +11,13 @@ import tyro
 import afterdrop
 from afterdrop.cli.check import check
 from afterdrop.cli.compare import compare
+from afterdrop.cli.completion import print_completion
 from afterdrop.cli.data import data
+from afterdrop.cli.doctor import doctor
+from afterdrop.cli.dynamic import dynamic
 from afterdrop.cli.evaluate import evaluate
+from afterdrop.cli.options import checked
+from afterdrop.cli.predict import predict
 from afterdrop.cli.report import report
 from afterdrop.cli.reproduce import reproduce
 from afterdrop.cli.sample import sample
@@ -23,6 +29,9 @@ from afterdrop.cli.torchrun import launched, speaks
 from afterdrop.cli.train import train
 from afterdrop.cli.tune import tune
 from afterdrop.errors import AfterdropError, StoppedElsewhere
+from afterdrop.interrupted_import import end_quiet_imports
+from afterdrop.plain_text import one_line
+from afterdrop.train.interrupt import Terminated, terminable
 
 VERBS: dict[str, Callable[..., int | None]] = {
     "train": train,
@@ -30,6 +39,8 @@ VERBS: dict[str, Callable[..., int | None]] = {
     "evaluate": evaluate,
     "select": select,
     "test": test,
+    "dynamic": dynamic,
+    "predict": predict,
     "report": report,
     "compare": compare,
     "score": score,
@@ -38,6 +49,7 @@ VERBS: dict[str, Callable[..., int | None]] = {
     "sites": sites,
     "check": check,
     "data": data,
+    "doctor": doctor,
 }
 
 _FLAGS = (tyro.conf.FlagCreatePairsOff,)  # --quiet, without --no-quiet
@@ -50,7 +62,9 @@ Your own model and data, by import path:
   sites     MODEL DATA            list the dropout sites of the model
   check     MODEL DATA            test whether its dropout is controlled correctly
   evaluate  MODEL DATA --out RUN  score every member of the dropout family
+  evaluate  --samples FILE ...    the same for stored predictions, as of an ensemble
   select    RUN                   choose the best member, with error bars
+  predict   MODEL DATA --out FILE predict each example, with its uncertainty
 
 The paper's models, on its data or your own text:
   train     RECIPE --out RUN      train a model with a recipe
@@ -58,6 +72,7 @@ The paper's models, on its data or your own text:
   evaluate  RUN                   score every member on the run's validation data
   select    RUN                   choose the best member, with error bars
   test      RUN                   evaluate the chosen member on test data
+  dynamic   RUN                   let the weights learn from the text that they predict
   score     RUN FILE              print the log-probability of a text under it
   sample    RUN                   draw a text from it
   data      list | fetch NAME     list or download data sets
@@ -67,45 +82,62 @@ Pages and tables:
   compare   RUN RUN...            compare several runs on one page
   reproduce RUN...                print the paper's tables next to the published figures
 
-"afterdrop VERB --help" explains a verb, with examples; "afterdrop --version" prints the version."""
+This installation:
+  doctor                          print versions, devices, kernels and extras
+  --version                       print the version
+  --completion bash | zsh         print a completion script, as for source <(...)
+
+"afterdrop VERB --help" explains a verb, with examples."""
+
+
+_ABOUT_ITSELF: dict[str, Callable[[list[str]], None]] = {
+    "-h": lambda _: print(_ABOUT),
+    "--help": lambda _: print(_ABOUT),
+    "--version": lambda _: print(f"afterdrop {afterdrop.__version__}"),
+    "--completion": lambda rest: print_completion(VERBS, rest),
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a verb and returns the exit status.
 
-    0 is success, 1 a check that failed, 2 bad input, 130 an interruption (SIGINT) and 141 a closed
-    output pipe.
+    0 is success, 1 a check that failed, 2 bad input, 130 an interruption (SIGINT), 141 a closed
+    output pipe and 143 a termination (SIGTERM).
     """
+    end_quiet_imports()
+    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files need not be Unicode
+        sys.stdout.reconfigure(errors="backslashreplace")
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if given[:1] in ([], ["-h"], ["--help"]):
-        print(_ABOUT)
-        return 0 if given else 2
-    if given[0] == "--version":
-        print(f"afterdrop {afterdrop.__version__}")
-        return 0
-    verb, *rest = given
-    if verb not in VERBS:
+    verb, *rest = given or ["--help"]
+    if verb not in (*VERBS, *_ABOUT_ITSELF):
         near = difflib.get_close_matches(verb, VERBS, n=1) or list(VERBS)
-        print(f"afterdrop: there is no verb {verb!r}; try {', '.join(near)}", file=sys.stderr)
+        print(f"afterdrop: there is no verb {verb!r:.60}; try {', '.join(near)}", file=sys.stderr)
         return 2
     try:
+        if verb in _ABOUT_ITSELF:
+            _ABOUT_ITSELF[verb](rest)
+            sys.stdout.flush()
+            return 0 if given else 2
         # One parser per verb: with subcommands, tyro would print the full help of every verb.
-        status = tyro.cli(VERBS[verb], prog=f"afterdrop {verb}", args=rest, config=_FLAGS)
+        with terminable():
+            status = tyro.cli(
+                checked(VERBS[verb]), prog=f"afterdrop {verb}", args=rest, config=_FLAGS
+            )
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of the output has closed the pipe, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
     except StoppedElsewhere:  # rank 0 prints the reason
         return 2
-    except AfterdropError as error:
+    except (AfterdropError, OSError) as error:  # OSError: a path that cannot be used, a full disk
         name = f"afterdrop rank {os.environ['RANK']}" if launched() else "afterdrop"
-        print(f"{name}: {error}", file=sys.stderr)
+        print(f"{name}: {one_line(error)}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
+        kept = "; ".join(getattr(error, "__notes__", ["the same command goes on"]))
+        terminated = isinstance(error, Terminated)
         if speaks():
-            print(
-                "\nafterdrop: interrupted; finished work is kept, run the same command to resume",
-                file=sys.stderr,
-            )
-        return 130
+            word = "terminated" if terminated else "interrupted"
+            print(f"\nafterdrop: {word}; {kept}", file=sys.stderr)
+        return 143 if terminated else 130
     return status or 0

@@ -1,6 +1,7 @@
 """afterdrop evaluate: scores of every member of the family."""
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import tyro
 from tyro.conf import Positional
@@ -8,32 +9,52 @@ from tyro.conf import Positional
 from afterdrop.cli.options import (
     OptionalInt,
     OptionalPath,
+    OptionalPaths,
     OptionalRange,
     OptionalText,
     logits_place,
 )
 from afterdrop.cli.resolve import resolve_batches, resolve_model
-from afterdrop.cli.torchrun import shared_evaluation
+from afterdrop.cli.torchrun import shared_evaluation, speaks
 from afterdrop.errors import DataError, FileError
+from afterdrop.evaluation import evaluate_samples
+from afterdrop.evaluation.batches import Source
 from afterdrop.evaluation.loop import Execution, run_evaluation
-from afterdrop.evaluation.request import Request
-from afterdrop.family.member import Grid
-from afterdrop.masks.uniforms import Plan
+from afterdrop.evaluation.request import (
+    Adaptive,
+    Request,
+    default_samples,
+    requested_samples,
+)
+from afterdrop.evaluation.scores import Scores
+from afterdrop.family.member import Grid, Temper
+from afterdrop.models.fingerprint import fingerprint
+from afterdrop.plain_text import shell_word
 from afterdrop.runs import Run
 from afterdrop.selection import family_table
 
+Samples = Annotated[
+    int | Literal["auto"] | None, tyro.conf.arg(metavar="INT|auto", help_behavior_hint="")
+]
+Likelihood = Literal["categorical", "binary", "multilabel", "gaussian", "squared_error"]
+
 
 def evaluate(
-    model: Annotated[Positional[str], tyro.conf.arg(metavar="RUN|MODEL")],
+    model: Annotated[Positional[str | None], tyro.conf.arg(metavar="[RUN|MODEL]")] = None,
     batches: Annotated[Positional[str | None], tyro.conf.arg(metavar="[DATA]")] = None,
     /,
     out: OptionalPath = None,
+    samples: OptionalPaths = None,
+    targets: OptionalText = None,
+    single: OptionalInt = None,
     split: str = "valid",
     limit: OptionalInt = None,
-    num_samples: int = 100,
+    num_samples: Samples = None,
+    mask_share: float = Adaptive.mask_share,
+    beaten_by: float = Adaptive.beaten_by,
     alphas: tuple[float, ...] = Grid().alphas,
     multipliers: tuple[float, ...] = Grid().multipliers,
-    temper: Literal["mean", "sample"] = "mean",
+    temper: Temper = "mean",
     temperatures: OptionalRange = None,
     masks: Literal["lhs", "iid", "antithetic"] = "lhs",
     blocks: int = 2,
@@ -44,6 +65,9 @@ def evaluate(
     class_dim: OptionalInt = None,
     ignore_index: int = -100,
     logits: OptionalText = None,
+    targets_per_example: OptionalInt = None,
+    batch_size: OptionalInt = None,
+    likelihood: Likelihood = "categorical",
     window: OptionalInt = None,
     stripes: int = 1,
     carry: Literal["deterministic", "sampled"] = "deterministic",
@@ -62,22 +86,38 @@ def evaluate(
     model with dropout under control, and writes RUN/scores/SPLIT.safetensors. Interrupted, the
     same command resumes where it stopped.
 
+    Samples that were computed elsewhere, such as the predictions of an ensemble, come as files.
+
     For example:
       afterdrop evaluate runs/ptb
       afterdrop evaluate mymodel:load_model mymodel:valid_batches --out runs/mine
       torchrun --nproc-per-node 4 -m afterdrop evaluate runs/ptb --device cuda
+      afterdrop evaluate --samples logits.npy --targets labels.npy --out runs/ensemble
 
     Args:
         model: A run folder; or the import path of a module or of a function that returns it.
-        batches: Import path of batches (inputs, targets), or of a function that returns them, or
-            the name builtin:digits. Not with a run folder, which knows its data.
-        out: The run folder that gets the scores; needed with an import path.
+        batches: Import path of batches (inputs, targets), of mappings with labels or of a dataset,
+            or of a function that returns them, or the name builtin:digits. Not with a run folder,
+            which knows its data.
+        out: The run folder that gets the scores; needed with an import path and with samples.
+        samples: A .npy or .safetensors file of log-probabilities or logits [K, N, V], or one file
+            [N, V] per member of an ensemble. Instead of a model.
+        targets: With samples, the file of their targets, class numbers [N]. With your own model,
+            the key of the targets in a batch that is a mapping, or the attribute of one that is an
+            object; by default "labels" and "y".
+        single: Number of the sample that is compared with, alone; by default the best one.
         split: Name of the data. Scores of "test" cannot be used to select.
         limit: Runs: number of leading tokens or images of the split to evaluate.
-        num_samples: Mask samples K, even.
+        num_samples: Mask samples K, even; or auto: a pilot on part of the data drops multipliers
+            that cannot win and finds the K that the others need. By default auto on the split
+            valid, and 100 with every multiplier on others, and with --carry sampled or --lamb.
+        mask_share: With auto: tolerated mask error of differences between the leading members, as
+            a share of the data error of their XE.
+        beaten_by: With auto: standard errors by which a multiplier must be worse to be dropped.
         alphas: Powers of the mean, 0 (geometric) to 1 (arithmetic).
         multipliers: Factors on every dropout rate, 0 (deterministic) to 1.
-        temper: Where temperatures act: on the averaged distribution or on each sample.
+        temper: Where temperatures act: on the averaged distribution, on each sample, or (texts of a
+            mixture of softmaxes) on each component.
         temperatures: The range of temperatures; by default around what suits the first batch.
         masks: Latin hypercube halves, independent, or antithetic pairs.
         blocks: Independent blocks of samples; 16 (of 96) also give the curve over K.
@@ -90,18 +130,53 @@ def evaluate(
         ignore_index: Targets with this value do not count.
         logits: Index or key of the logits in the model's output, if several tensors may be the
             logits.
+        targets_per_example: How many targets of an example count at most, such as pixels of an
+            image, drawn by the seed.
+        batch_size: Examples per batch, if DATA is a dataset of single examples.
+        likelihood: The kind of targets: class numbers, 0 and 1 with one logit each (binary,
+            multilabel), or numbers with means and variances (gaussian) or means (squared_error).
         window: Texts: tokens per window; by default that of training.
         stripes: Texts: shares that start from a zero state; 1 is the exact stream, more is faster.
         carry: Texts: windows start from the deterministic state, or each sample carries its own.
         lifetime: Texts: how long a mask that is shared over time lives.
-        lamb: Texts: lamb's arithmetic evaluation (temper sample, sampled carry, independent masks).
+        lamb: Texts: lamb's arithmetic evaluation (temper sample, or component of a mixture; sampled
+            carry, independent masks).
         which: Runs: evaluate the best or the last weights.
         data: Runs: folder of the named data sets, if it has moved since training.
         device: Runs: device to evaluate on; by default a GPU if any.
         memory_mib: Memory for accumulators and activations, in MiB.
-        overwrite: Replace existing scores.
+        overwrite: Replace existing scores; those of the same settings and weights are kept.
         quiet: Show neither a progress bar nor tables.
     """
+    if samples is not None:
+        others = {
+            "RUN|MODEL": model is not None,
+            "limit": limit is not None,
+            "num-samples": num_samples is not None,
+            "multipliers": multipliers != Grid().multipliers,
+            "masks": masks != "lhs",
+            "rates": bool(rates),
+            "noise": bool(noise),
+            "window": window is not None,
+            "lamb": lamb,
+        }
+        for name, wrong in others.items():
+            if wrong:
+                raise DataError(f"--samples are predictions as they are: leave out {name}")
+        grid = Grid(alphas, temper=temper)
+        options: dict[str, Any] = {
+            "split": split,
+            "ignore_index": ignore_index,
+            "temperatures": temperatures,
+        }
+        options |= {"memory": None if memory_mib is None else memory_mib * 2**20}
+        options |= {"grid": grid, "single": single, "progress": not quiet}
+        found = _evaluate_files(samples, targets, out, overwrite, **options)
+        assert out is not None
+        _save(Run(out), found, quiet)
+        return
+    if model is None:
+        raise DataError("give RUN, or MODEL DATA --out RUN, or --samples FILE --targets FILE")
     trained = batches is None and Run(model).trained
     if not trained and batches is None:
         raise DataError(
@@ -120,21 +195,30 @@ def evaluate(
         "which": which != "best",
         "data": data is not None,
     }
+    if trained and likelihood != "categorical":
+        raise DataError("--likelihood is for your own model, not for a folder of afterdrop train")
     for name, given in of_runs.items():
         if given and not trained:
             raise DataError(f"--{name} is for a folder of afterdrop train, not for your own model")
+    of_models = {
+        "targets": targets is not None,
+        "targets-per-example": targets_per_example is not None,
+        "batch-size": batch_size is not None,
+    }
+    for name, given in of_models.items():
+        if given and trained:
+            raise DataError(f"--{name} is for your own model, not for a folder of afterdrop train")
     run = Run(model if out is None else out)
     path = run.layout.scores(split)
-    if path.exists() and not overwrite:
-        raise FileError(
-            f"{path} exists; --overwrite replaces it, another --out or --split keeps it"
-        )
     if lamb:
-        temper, carry, masks = "sample", "sampled", "iid"
+        mixes = trained and Run(model).facts["model"].get("softmax_components", 1) > 1
+        temper, carry, masks = "component" if mixes else "sample", "sampled", "iid"
     stream = Run(model).stream(window, stripes, carry, lifetime) if trained else None
+    count = default_samples(split, carry) if num_samples is None else num_samples
+    plan, adaptive = requested_samples(count, seed, masks, blocks, mask_share, beaten_by)
     request = Request(
         Grid(alphas, multipliers, temper),
-        Plan(num_samples, seed, masks, blocks),
+        plan,
         split,
         rates,
         noise,
@@ -145,7 +229,20 @@ def evaluate(
         stream,
         limit,
         logits_place(logits),
+        targets=targets,
+        targets_per_example=targets_per_example,
+        adaptive=adaptive,
+        likelihood=likelihood,
     )
+    if path.exists() and not overwrite:
+        weights = (
+            Run(model).fingerprints.get(which) if trained else fingerprint(resolve_model(model))
+        )
+        scores = run.kept_scores(request, weights)
+        if speaks():
+            _print(scores, quiet)
+            print(f"{path} was already there, with these settings and weights.")
+        return
     memory, parts = None if memory_mib is None else memory_mib * 2**20, run.layout.parts(split)
     asked = device if trained else device or "cpu"  # a user's own model stays where it is
     with shared_evaluation(asked, parts) as (where, ranks):
@@ -154,13 +251,48 @@ def evaluate(
             scores = Run(model).evaluate(request, execution, which=which, device=where, folder=data)
         else:
             assert batches is not None
-            found = resolve_batches(batches, split)
-            scores = run_evaluation(resolve_model(model), found, request, execution)
-    if not ranks.first:
-        return
-    run.save_scores(scores)
+            read, source = resolve_batches(batches, split), Source(batch_size)
+            own = resolve_model(model)
+            scores = run_evaluation(own, read, request, execution, source=source)
+    if ranks.first:
+        _save(run, scores, quiet)
+
+
+def _evaluate_files(
+    samples: tuple[Path, ...],
+    targets: str | None,
+    out: Path | None,
+    overwrite: bool,
+    **options: Any,
+) -> Scores:
+    """Scores of samples in files."""
+    if targets is None or out is None:
+        raise DataError("--samples needs --targets FILE and --out RUN, the folder of the scores")
+    _check_new(Run(out), options["split"], overwrite)
+    if len(samples) == 1:
+        return evaluate_samples(samples[0], targets, **options)
+    return evaluate_samples(samples, targets, names=[path.stem for path in samples], **options)
+
+
+def _check_new(run: Run, split: str, overwrite: bool) -> None:
+    path = run.layout.scores(split)
+    if path.exists() and not overwrite:
+        raise FileError(
+            f"{path} exists; --overwrite replaces it, another --out or --split keeps it"
+        )
+
+
+def _save(run: Run, scores: Scores, quiet: bool) -> None:
+    """Writes scores and prints their tables."""
+    path = run.save_scores(scores)
+    _print(scores, quiet)
+    if not quiet:
+        following = f" Next: afterdrop select {shell_word(run.path)}"
+        print(f"\nWrote {path}." + following * (scores.split != "test"))
+
+
+def _print(scores: Scores, quiet: bool) -> None:
     if not quiet:
         print(family_table(scores, tuned=False))
         print()
         print(family_table(scores, tuned=True))
-        print(f"\nWrote {path}." + f" Next: afterdrop select {run.path}" * (split != "test"))

@@ -19,7 +19,7 @@ def resolve(path: str, what: str) -> Any:
         DataError: If the module or the name does not exist.
     """
     module, _, name = path.partition(":")
-    if not module or not name:
+    if not module or not name or not all(part.isidentifier() for part in module.split(".")):
         raise DataError(
             f"{what}={path!r} must be an import path such as pkg.module:load_{what}, where "
             f"load_{what} is a function without arguments"

@@ -1,5 +1,6 @@
 """afterdrop sample: text drawn from the chosen member."""
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ from afterdrop.cli.options import OptionalInt, OptionalPath, OptionalText
 from afterdrop.cli.stream import open_stream
 from afterdrop.data import decode_text
 from afterdrop.errors import DataError
+from afterdrop.plain_text import one_line
 
 
 def sample(
@@ -39,4 +41,6 @@ def sample(
     stream = open_stream(run, num_samples, data, device)
     vocabulary = stream.text.vocabulary
     drawn = stream.predictor.sample(vocabulary.eos_id, length, seed)
-    print(decode_text(drawn, vocabulary, stream.text.level))
+    text = decode_text(drawn, vocabulary, stream.text.level)
+    parts = re.split(r"([\n\t])", text)  # the text's own; other control characters are escaped
+    print("".join(part if part in "\n\t" else one_line(part) for part in parts))

@@ -11,6 +11,7 @@ from afterdrop.cli.stream import open_stream
 from afterdrop.data import encode_text, read_content
 from afterdrop.errors import DataError
 from afterdrop.family.presentation import presentation
+from afterdrop.plain_text import one_line
 
 
 def score(
@@ -47,9 +48,8 @@ def score(
     log_probs = stream.score(ids)
     if tokens:
         for token, value in zip(text.vocabulary.decode(ids), log_probs.tolist()):
-            print(
-                f"{value:10.4f}  {token!r}" if text.level != "word" else f"{value:10.4f}  {token}"
-            )
+            word = one_line(token) if text.level == "word" else repr(token)
+            print(f"{value:10.4f}  {word}")
     xe = -log_probs.mean().item()
     shown = presentation(text.unit)
     print(

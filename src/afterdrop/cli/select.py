@@ -15,6 +15,8 @@ def select(
     run: Annotated[Positional[Path], tyro.conf.arg(metavar="RUN")],
     /,
     split: str = "valid",
+    by: Literal["xe", "brier", "accuracy", "ece", "crps"] = "xe",
+    also: tuple[str, ...] = (),
     num_samples: OptionalInt = None,
     prefer: Literal["best", "cheapest"] = "best",
     folds: int = 5,
@@ -29,10 +31,13 @@ def select(
     For example:
       afterdrop select runs/ptb
       afterdrop select runs/mine --num-samples 20 --prefer cheapest
+      afterdrop select runs/mine --by brier --also corrupted
 
     Args:
         run: The run folder.
         split: Which scores to select on.
+        by: What to minimise: cross entropy, Brier score, errors, calibration error, or CRPS.
+        also: Other splits of the run (corrupted, out of domain) to show the choice on.
         num_samples: Samples of the predictor you will use; by default those of the scores.
         prefer: The best, or the cheapest member within one standard error of the best.
         folds: Folds of examples for the cross-fitted gain; 0 for none.
@@ -42,6 +47,8 @@ def select(
     folder = Run.open(run)
     choice = choose(
         folder.scores(split),
+        by=by,
+        also={name: folder.scores(name) for name in also},
         num_samples=num_samples,
         prefer=prefer,
         folds=folds,
@@ -54,7 +61,8 @@ def select(
     if folder.trained:
         print(f"  import afterdrop\n  predict = afterdrop.Run.open({str(run)!r}).predictor()")
     else:
+        model = "model" if choice.ensemble is None else "models"
         print(
             f"  import afterdrop\n"
-            f"  predict = afterdrop.Run.open({str(run)!r}).choice.predictor(model)"
+            f"  predict = afterdrop.Run.open({str(run)!r}).choice.predictor({model})"
         )

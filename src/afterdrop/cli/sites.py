@@ -7,7 +7,8 @@ from tyro.conf import Positional
 
 from afterdrop.cli.options import OptionalText, logits_place
 from afterdrop.cli.resolve import resolve_batches, resolve_model
-from afterdrop.evaluation.batches import call
+from afterdrop.evaluation.batches import call, open_batches
+from afterdrop.evaluation.labelled_items import split_item
 from afterdrop.masks.sites import Sites, find_sites
 
 
@@ -42,7 +43,8 @@ def sites(
             logits.
     """
     module = resolve_model(model)
-    inputs, _ = next(iter(resolve_batches(data, split)))
+    head, _, _ = open_batches(resolve_batches(data, split))
+    inputs, _ = split_item(head, None, 0)
 
     options: dict[str, Any] = {"rates": rates, "noise": noise, "batch_dim": batch_dim}
     options["logits"] = logits_place(logits)

@@ -7,11 +7,12 @@ import tyro
 from tyro.conf import Positional
 
 from afterdrop.cli.options import OptionalInt, OptionalPath, OptionalText
-from afterdrop.cli.torchrun import shared_evaluation
+from afterdrop.cli.torchrun import shared_evaluation, speaks
 from afterdrop.errors import FileError
 from afterdrop.evaluation.loop import Execution
 from afterdrop.family.member import DET
 from afterdrop.family.presentation import presentation
+from afterdrop.plain_text import shell_word
 from afterdrop.runs import Run
 from afterdrop.selection import summary_table
 
@@ -55,17 +56,20 @@ def test(
     if not folder.trained:
         raise FileError(
             f"{run} holds scores of your own model, which cannot be loaded from here; for test "
-            f"data: afterdrop evaluate MODEL DATA --out {run} --split test"
+            f"data: afterdrop evaluate MODEL DATA --out {shell_word(run)} --split test"
         )
+    request = choice.test_request(split, num_samples)
     if path.exists() and not overwrite:
-        raise FileError(f"{path} exists: test data were used already; --overwrite does it again")
-    with shared_evaluation(device, parts) as (where, ranks):
-        execution = Execution(resume=parts, progress=not quiet, ranks=ranks)
-        request = choice.test_request(split, num_samples)
-        scores = folder.evaluate(request, execution, device=where, folder=data)
-    if not ranks.first:
-        return
-    folder.save_scores(scores)
+        scores = folder.kept_scores(request, choice.fingerprint)
+        if not speaks():
+            return
+    else:
+        with shared_evaluation(device, parts) as (where, ranks):
+            execution = Execution(resume=parts, progress=not quiet, ranks=ranks)
+            scores = folder.evaluate(request, execution, device=where, folder=data)
+        if not ranks.first:
+            return
+        folder.save_scores(scores)
     member = choice.member
     members = list(dict.fromkeys([DET, choice.deterministic, member]))
     print(summary_table(scores, members))

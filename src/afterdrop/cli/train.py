@@ -11,8 +11,10 @@ from afterdrop import recipes
 from afterdrop.cli.options import OptionalFloat, OptionalInt, OptionalPath, OptionalText
 from afterdrop.cli.torchrun import process_group, rank_device, speaks
 from afterdrop.errors import DataError
+from afterdrop.plain_text import first_line, shell_word
 from afterdrop.train import ConfigError
 from afterdrop.train import run as run_training
+from afterdrop.train.interrupt import Terminated
 
 _OWN_TEXT = "FOLDER"  # stands for the data in recipes for a user's own text
 
@@ -34,10 +36,12 @@ def train(
 ) -> None:
     """Train a model with dropout from a recipe; after an interruption, the same command resumes.
 
-    Recipes: ptb-24m, ptb-24m-retuned, ptb-24m-2layer, ptb-10m, ptb-10m-retuned, wikitext2-24m,
-    wikitext2-24m-averaged, enwik8-27m, enwik8-46m, ptb-char, mnist-mlp, pydoc-small,
-    pydoc-char-small, digits-mlp; the path of your own .toml file; or lm for your own folder of
-    train.txt, valid.txt and test.txt (with --level char or byte, lm stands for lm-char).
+    Recipes: ptb-24m, ptb-24m-retuned, ptb-24m-2layer, ptb-24m-2layer-d8, ptb-24m-2layer-fast,
+    ptb-24m-mos2-fast, ptb-24m-mos15-fast, ptb-24m-mogrifier, ptb-24m-mogrifier-d8,
+    ptb-24m-mogrifier-fast, ptb-10m, ptb-10m-retuned, wikitext2-24m, wikitext2-24m-averaged,
+    wikitext2-35m, wikitext2-35m-mogrifier, enwik8-27m, enwik8-46m, ptb-char, mnist-mlp,
+    pydoc-small, pydoc-char-small, digits-mlp; the path of your own .toml file; or lm for your own
+    folder of train.txt, valid.txt and test.txt (with --level char or byte, lm stands for lm-char).
 
     For example:
       afterdrop train ptb-24m --data DIR --out runs/ptb
@@ -85,14 +89,14 @@ def train(
             track=track,
             ranks=ranks,
         )
-    if result.reason == "SIGINT":
-        raise KeyboardInterrupt  # so that a command after `train &&` does not start
+    if result.reason in ("SIGINT", "SIGTERM"):  # a command after `train &&` must not start
+        raise KeyboardInterrupt if result.reason == "SIGINT" else Terminated
     if not speaks():
         return
     if quiet:
         print(result.message)
     if result.finished:
-        print(f"Next: afterdrop evaluate {out}")
+        print(f"Next: afterdrop evaluate {shell_word(out)}")
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
@@ -111,3 +115,5 @@ def parse_setting(text: str) -> tuple[str, Any]:
         return name, tomllib.loads(f"value = {value}")["value"]
     except tomllib.TOMLDecodeError:
         return name, value
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"--set {name}: {first_line(error)}; give a shorter value") from error

@@ -9,6 +9,7 @@ from tyro.conf import Positional, UseAppendAction
 from afterdrop.cli.options import OptionalFloat, OptionalInt, OptionalPath, OptionalText
 from afterdrop.cli.train import parse_setting
 from afterdrop.errors import ExtraError
+from afterdrop.plain_text import shell_word
 from afterdrop.tune.search_space import Axis
 from afterdrop.tune.study_files import ranking_table, write_result
 from afterdrop.tune.study_settings import plan_study
@@ -121,4 +122,5 @@ def tune(
         print(f"\nWrote {write_study(result, study)}: ranking, history, importance and slices.")
     except ExtraError as error:
         print(f"\nNo study page: {error}")
-    print(f"Wrote {study / 'best.toml'}. Next: afterdrop train {study / 'best.toml'} --out RUN")
+    best = study / "best.toml"
+    print(f"Wrote {best}. Next: afterdrop train {shell_word(best)} --out RUN")

@@ -24,10 +24,12 @@ from afterdrop.conformance.train_passes import (
 )
 from afterdrop.conformance.verdicts import Check, Failed, Skipped, Verdict
 from afterdrop.errors import AfterdropError
-from afterdrop.evaluation.batches import call, open_batches, read_batch
+from afterdrop.evaluation.batches import BatchReader, call, open_batches
+from afterdrop.evaluation.labelled_items import TargetsPlace
 from afterdrop.evaluation.likelihoods.categorical import Categorical
 from afterdrop.evaluation.model_inputs import check_call
-from afterdrop.family.member import AMC
+from afterdrop.evaluation.request import Request
+from afterdrop.family.member import AMC, Grid
 from afterdrop.masks.model_call import LogitsPlace, close
 from afterdrop.masks.model_guard import ModelState, Reset, guarded
 from afterdrop.masks.sites import Sites, check_model, find_sites
@@ -51,6 +53,7 @@ def check(
     batch_dim: int = 0,
     class_dim: int | None = None,
     logits: LogitsPlace | None = None,
+    targets: TargetsPlace | None = None,
     reset: Reset | None = None,
 ) -> Check:
     """Tests on the first batch whether the dropout of a model is controlled correctly.
@@ -62,7 +65,7 @@ def check(
 
     Args:
         model: The module; stays on its device.
-        batches: Pairs (inputs, targets), as for `evaluate`. Only the first is used.
+        batches: As for `evaluate`. Only the first is used.
         num_samples: Number of samples K with either kind of dropout, even.
         seed: Seed of both.
         rates: Attributes that hold rates of masks which the model draws itself (`find_sites`).
@@ -71,6 +74,7 @@ def check(
         class_dim: Class dimension of the logits; by default the last.
         logits: Where the model's output holds its logits, if several of its tensors may be the
             logits: an index, a key or a function of the output.
+        targets: Where a batch holds its targets, as for `evaluate`.
         reset: Called with the model before each forward pass, to forget state that it keeps
             between calls.
 
@@ -87,13 +91,14 @@ def check(
         (True, '1 site, 1 random operation per pass')
     """
     check_model(model)
-    device = next((p.device for p in model.parameters()), torch.device("cpu"))
     likelihood = Categorical(batch_dim, class_dim, logits=logits)
     head, _, _ = open_batches(batches)
-    batch = read_batch(head, 0, 0, device, likelihood)
+    plan = Plan(num_samples, seed, "iid")
+    request = Request(Grid(), plan, batch_dim=batch_dim, class_dim=class_dim)
+    with torch.no_grad(), guarded(model, reset):
+        batch = BatchReader(model, likelihood, request, targets).read(head, 0, 0)
     check_call(model, batch.inputs)
     options = {"rates": rates, "noise": noise, "batch_dim": batch_dim, "logits": logits}
-    plan = Plan(num_samples, seed, "iid")
     return _check(Subject(model, batch, likelihood, options, reset, plan))
 
 

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from afterdrop.evaluation.batches import Batch, call
 from afterdrop.evaluation.chunks import Memory, plan_chunks
-from afterdrop.evaluation.engines.generic import ModelPasses, run_samples
+from afterdrop.evaluation.engines.model_passes import ModelPasses, run_samples
 from afterdrop.evaluation.likelihoods.categorical import Categorical
 from afterdrop.masks.model_call import without_fast_path
 from afterdrop.masks.model_guard import ModelState, Reset, guarded
@@ -169,6 +169,7 @@ def controlled_samples(
 ) -> Tensor:
     """Log-probabilities [K, N, V] of all or of the first targets under controlled masks."""
     batch, batch_dim = subject.batch, subject.likelihood.batch_dim
+    sites = sites.without_prefix()
     passes = ModelPasses(subject.model, sites, batch_dim)
     memory = Memory.of(batch.targets.device)
     chunks = plan_chunks(sites, plan, batch.size, 1, 0, memory)

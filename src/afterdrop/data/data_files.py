@@ -2,21 +2,25 @@
 
 import gzip
 import hashlib
+import io
 import lzma
 import os
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO, cast
 
 from afterdrop.errors import FileError
 
 ENVIRONMENT_VARIABLE = "AFTERDROP_DATA"
-_DECOMPRESS: dict[str, Callable[[bytes], bytes]] = {
-    "": bytes,
-    ".gz": gzip.decompress,
-    ".xz": lzma.decompress,
+_OPEN: dict[str, Callable[[BinaryIO], BinaryIO]] = {
+    "": lambda file: file,
+    ".gz": lambda file: cast(BinaryIO, gzip.GzipFile(fileobj=file)),
+    ".xz": lambda file: cast(BinaryIO, lzma.LZMAFile(file)),  # noqa: SIM115 (the caller does)
 }
+# A compressed text of unknown size may become this many times as large, or this many bytes.
+_RATIO, _FREE = 200, 64 << 20
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ def find_file(name: str, folders: Sequence[Path]) -> Path | None:
         True
     """
     for folder in folders:
-        for suffix in _DECOMPRESS:
+        for suffix in _OPEN:
             path = folder / (name + suffix)
             if path.is_file():
                 return path
@@ -110,23 +114,39 @@ def require_file(name: str, folders: Sequence[Path], remedy: str) -> Path:
     return path
 
 
-def decompress(raw: bytes, path: str | Path) -> bytes:
+def decompress(raw: bytes, path: str | Path, size: int | None = None) -> bytes:
     """Decompresses the content of a file according to its name: `.gz`, `.xz` or neither.
 
+    Args:
+        raw: The content.
+        path: Its name.
+        size: Bytes that it has uncompressed; None if this is not known.
+
     Raises:
-        FileError: If it is truncated or not in that format.
+        FileError: If it is truncated, not in that format, or larger than it may be.
 
     Example:
         >>> decompress(gzip.compress(b"a b c"), "train.txt.gz")
         b'a b c'
     """
-    suffix = Path(path).suffix if Path(path).suffix in _DECOMPRESS else ""
+    suffix = Path(path).suffix if Path(path).suffix in _OPEN else ""
+    largest = max(_FREE, _RATIO * len(raw)) if size is None else size
+    parts, left = [], largest + 1
     try:
-        return _DECOMPRESS[suffix](raw)
+        with _OPEN[suffix](io.BytesIO(raw)) as file:
+            while left > 0 and (part := file.read(min(left, 1 << 20))):
+                parts.append(part)
+                left -= len(part)
     except (EOFError, OSError, zlib.error, lzma.LZMAError) as error:
         raise FileError(
             f"{path} is truncated, damaged or not {suffix[1:]} ({error}); get it again"
         ) from error
+    if not left:
+        raise FileError(
+            f"{path} has more than {largest:,} bytes uncompressed, the limit for it; get it again, "
+            "or decompress it yourself"
+        )
+    return b"".join(parts)
 
 
 def read_content(path: Path, expected: Expected | None = None) -> bytes:
@@ -154,7 +174,7 @@ def read_content(path: Path, expected: Expected | None = None) -> bytes:
         raw = path.read_bytes()
     except OSError as error:
         raise FileError(f"cannot read {path}: {error}") from error
-    content = decompress(raw, path) if raw else b""
+    content = decompress(raw, path, None if expected is None else expected.size) if raw else b""
     if not content:
         raise FileError(f"{path} is empty; put the text there, or get the file again")
     if expected is not None:

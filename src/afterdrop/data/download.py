@@ -2,17 +2,19 @@
 
 The bytes received so far are kept beside the target as `NAME.part`. A dropped, stalled or truncated
 transfer is resumed with a Range request; if the server ignores Range, it starts over. The target
-itself appears only after its content has passed the check.
+itself appears only after its content has passed the check. What a server may do is limited: the
+number of bytes, the total time, and redirects to http and https addresses.
 """
 
 import http.client
+import os
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, NoReturn, TypeVar
+from typing import Any, BinaryIO, NoReturn, TypeVar
 from urllib.parse import urlsplit
 
 from tqdm import tqdm
@@ -24,23 +26,26 @@ _CHUNK = 1 << 16
 # Some hosts of public data refuse urllib's default user agent.
 _AGENT = "Mozilla/5.0 (compatible; afterdrop)"
 _LONGEST_WAIT = 30.0
+_SCHEMES = ("http", "https")
 # Temporary conditions: time-outs, too many requests, errors of the server.
 _TEMPORARY = {408, 425, 429, 500, 502, 503, 504}
 
 
 @dataclass(frozen=True)
 class Patience:
-    """Time-outs and retries of a download.
+    """Time-outs and retries of the download of a file.
 
     Attributes:
         timeout: Seconds without a byte after which a connection counts as stalled.
         retries: Attempts after the first, over all addresses.
         backoff: Seconds before the first retry; doubled for each further one, up to 30.
+        total: Seconds for all attempts together, after which no more bytes are taken.
     """
 
     timeout: float = 30.0
     retries: int = 5
     backoff: float = 1.0
+    total: float = 3600.0
 
     def wait(self, attempt: int) -> None:
         """Sleeps before the retry after `attempt` (from 0)."""
@@ -55,12 +60,42 @@ class _Refused(Exception):
     """An address that will never give the file."""
 
 
+class _TooLarge(_Refused):
+    """An address that sends more bytes than the file can have."""
+
+
+class _WebRedirects(urllib.request.HTTPRedirectHandler):
+    """Follows redirects to http and https addresses only."""
+
+    def redirect_request(self, *arguments: Any) -> urllib.request.Request | None:
+        address = arguments[-1]
+        if urlsplit(address).scheme not in _SCHEMES:
+            raise _Refused(f"redirects to {address!r:.80}, which is not an http or https address")
+        return super().redirect_request(*arguments)
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """Where a transfer ends at the latest: bytes of the file, and time on the monotonic clock."""
+
+    size: int
+    deadline: float
+
+    def check(self, have: int) -> None:
+        """Raises `_TooLarge` or `_Unfinished` beyond the limits."""
+        if have > self.size:
+            raise _TooLarge(f"sends more than {self.size:,} bytes, the limit for this file")
+        if time.monotonic() > self.deadline:
+            raise _Unfinished("took longer than the total time for this file")
+
+
 def download(
     urls: Sequence[str],
     part: Path,
     accept: Callable[[bytes], Result],
     patience: Patience,
     progress: bool,
+    largest: int,
 ) -> Result:
     """Downloads from the first of `urls` that gives the complete file.
 
@@ -70,6 +105,7 @@ def download(
         accept: Called with the complete content; raises `FileError` if it is wrong.
         patience: Time-outs and retries.
         progress: Whether to show a bar.
+        largest: Bytes that the file has at most.
 
     Returns:
         The result of `accept`.
@@ -80,18 +116,23 @@ def download(
     """
     remaining = list(urls)
     reasons: dict[str, str] = {}
+    limits = _Limits(largest, time.monotonic() + patience.total)
     for attempt in range(patience.retries + 1):
         url = remaining[attempt % len(remaining)]
         try:
-            _transfer(url, part, patience.timeout, progress)
+            _transfer(url, part, patience.timeout, progress, limits)
         except _Refused as error:
             reasons[url] = str(error)
             remaining.remove(url)
+            if isinstance(error, _TooLarge):
+                part.unlink(missing_ok=True)  # its bytes are not those of the file
             if not remaining:
                 break
             continue
         except _Unfinished as error:
             reasons[url] = str(error)
+            if time.monotonic() > limits.deadline:
+                break
         else:
             try:
                 return accept(part.read_bytes())
@@ -108,21 +149,23 @@ def download(
     )
 
 
-def _transfer(url: str, part: Path, timeout: float, progress: bool) -> None:
+def _transfer(url: str, part: Path, timeout: float, progress: bool, limits: _Limits) -> None:
     """Appends what is missing to `part`, or raises `_Unfinished` or `_Refused`."""
-    if urlsplit(url).scheme not in ("http", "https"):
-        raise _Refused("is not an http or https address")
-    have = part.stat().st_size if part.exists() else 0
+    have = part.lstat().st_size if os.path.lexists(part) else 0
     headers = {"User-Agent": _AGENT} | ({"Range": f"bytes={have}-"} if have else {})
-    request = urllib.request.Request(url, headers=headers)
     try:
-        with urllib.request.urlopen(request, timeout=timeout) as response:
+        if urlsplit(url).scheme not in _SCHEMES:
+            raise _Refused("is not an http or https address")
+        request = urllib.request.Request(url, headers=headers)
+        opener = urllib.request.build_opener(_WebRedirects)
+        with opener.open(request, timeout=timeout) as response:
             if response.status != http.client.PARTIAL_CONTENT:
                 have = 0  # the server ignored the range and sends everything
             elif _first_byte(response) != have:
                 raise _Unfinished("answered with another range than asked")
             total = None if response.length is None else have + response.length
-            _append(response, part, have, total, progress)
+            limits.check(total or 0)
+            _append(response, part, have, total, progress, limits)
     except urllib.error.HTTPError as error:
         if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE and have:
             _settle_range(error, part, have)
@@ -134,14 +177,22 @@ def _transfer(url: str, part: Path, timeout: float, progress: bool) -> None:
         raise _Unfinished(f"no byte for {timeout:g} s") from error
     except (http.client.HTTPException, ConnectionError, urllib.error.URLError) as error:
         raise _Unfinished(str(error) or type(error).__name__) from error
+    except ValueError as error:  # an address, or one that is redirected to, is malformed
+        raise _Refused(f"is or redirects to a malformed address ({error})") from error
 
 
 def _append(
-    response: http.client.HTTPResponse, part: Path, have: int, total: int | None, progress: bool
+    response: http.client.HTTPResponse,
+    part: Path,
+    have: int,
+    total: int | None,
+    progress: bool,
+    limits: _Limits,
 ) -> None:
     with _open_part(part, have) as file, _bar(part, have, total, progress) as bar:
         # read1 returns what has arrived, so that a stalled connection loses nothing.
         while chunk := response.read1(_CHUNK):
+            limits.check(have + len(chunk))
             try:
                 file.write(chunk)
                 file.flush()
@@ -166,11 +217,15 @@ def _bar(part: Path, have: int, total: int | None, progress: bool) -> "tqdm[NoRe
 
 
 def _open_part(part: Path, have: int) -> BinaryIO:
+    # Through a symbolic link, a file elsewhere would be overwritten.
+    flags = os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    flags |= os.O_APPEND if have else os.O_TRUNC
     try:
         part.parent.mkdir(parents=True, exist_ok=True)
-        return part.open("ab" if have else "wb")
+        return os.fdopen(os.open(part, flags, 0o644), "ab" if have else "wb")
     except OSError as error:
-        raise FileError(f"cannot write {part}: {error}") from error
+        remedy = "; it is a symbolic link: remove it" if part.is_symlink() else ""
+        raise FileError(f"cannot write {part}: {error}{remedy}") from error
 
 
 def _first_byte(response: http.client.HTTPResponse) -> int | None:

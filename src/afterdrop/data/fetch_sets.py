@@ -1,9 +1,12 @@
 """Downloads published sets on request. Nothing else in afterdrop opens a network connection."""
 
 import io
+import lzma
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from afterdrop.data.data_files import Expected, data_folder, decompress, find_file, read_content
 from afterdrop.data.download import Patience, download
@@ -11,6 +14,20 @@ from afterdrop.data.images import MNIST_FILES
 from afterdrop.data.named import ENWIK8, WIKITEXT_2
 from afterdrop.errors import DataError, FileError
 from afterdrop.files import write_atomic
+from afterdrop.plain_text import first_line, one_line
+
+# What `zipfile` raises for damaged, encrypted (RuntimeError) and unsupported archives.
+_ARCHIVE_ERRORS = (
+    EOFError,
+    NotImplementedError,
+    OSError,
+    RuntimeError,
+    ValueError,
+    lzma.LZMAError,
+    zipfile.BadZipFile,
+    zlib.error,
+)
+_MIRROR = "give the address of a folder with the same files, as in https://host/folder"
 
 
 @dataclass(frozen=True)
@@ -28,6 +45,11 @@ class Download:
     bases: tuple[str, ...]
     contents: tuple[tuple[str, Expected], ...]
 
+    @property
+    def largest(self) -> int:
+        """Bytes that the file has at most: its contents as they are, and what packs them."""
+        return sum(expected.size for _, expected in self.contents) * 101 // 100 + (1 << 20)
+
     def urls(self, mirror: str | None) -> list[str]:
         """The addresses to try, in order."""
         bases = (mirror,) if mirror else self.bases
@@ -41,7 +63,7 @@ class Download:
         """
         if not self.file.endswith(".zip"):
             ((_, expected),) = self.contents
-            expected.check(decompress(raw, self.file), self.file)
+            expected.check(decompress(raw, self.file, expected.size), self.file)
             return {self.file: raw}
         files = {name: _member(raw, name, expected) for name, expected in self.contents}
         for name, expected in self.contents:
@@ -95,7 +117,8 @@ def fetch(
         name: `mnist`, `wikitext-2` or `enwik8`.
         data: The data folder; None is the environment variable AFTERDROP_DATA.
         mirror: Address of another folder that holds the same files.
-        patience: Time-outs and retries; None is 30 s without a byte and 5 retries.
+        patience: Time-outs and retries; None is 30 s without a byte, 5 retries and an
+            hour per file.
         progress: Whether to show a bar.
 
     Returns:
@@ -117,6 +140,8 @@ those are mnist, wikitext-2, enwik8
         raise DataError(
             f"name={name!r} is not a set that can be fetched; those are {', '.join(DOWNLOADS)}"
         )
+    if mirror is not None:
+        check_mirror(mirror)
     folder = data_folder(data)
     return [
         path
@@ -141,7 +166,7 @@ def _fetch_one(
     if len(found) == len(item.contents):
         return found
     part = target / f"{item.file}.part"
-    files = download(item.urls(mirror), part, item.unpack, patience, progress)
+    files = download(item.urls(mirror), part, item.unpack, patience, progress, item.largest)
     for file, content in files.items():
         write_atomic(target / file, content)
     part.unlink()
@@ -157,7 +182,33 @@ def _member(raw: bytes, name: str, expected: Expected) -> bytes:
                 raise FileError(f"the archive has no {name}; is it another version?")
             with archive.open(paths[0]) as member:
                 return member.read(expected.size + 1)
-    except (zipfile.BadZipFile, EOFError, OSError, NotImplementedError, ValueError) as error:
-        if isinstance(error, FileError):
-            raise
-        raise FileError(f"the archive with {name} is damaged ({error}); get it again") from error
+    except FileError:
+        raise
+    except _ARCHIVE_ERRORS as error:
+        raise FileError(
+            f"the archive with {name} is damaged or encrypted ({first_line(error)}); get it again"
+        ) from error
+
+
+def check_mirror(mirror: str) -> None:
+    """Requires an address that files can be fetched from.
+
+    Raises:
+        DataError: If it is malformed or has a password; the message does not show the password.
+    """
+    shown = one_line(mirror.rpartition("@")[2])[:60]
+    try:
+        parts = urlsplit(mirror)
+        host, port = (parts.hostname or "").encode("idna"), parts.port
+    except ValueError as error:  # brackets, port, or a host whose name is too long
+        raise DataError(
+            f"mirror={shown!r} is not a valid address ({first_line(error)}); {_MIRROR}"
+        ) from None
+    if parts.username is not None or parts.password is not None:
+        raise DataError(
+            f"the mirror at {shown!r} is given with a user name or password, which is not sent; "
+            f"{_MIRROR}"
+        )
+    plain = mirror.isprintable() and " " not in mirror and not (parts.query or parts.fragment)
+    if parts.scheme not in ("http", "https") or not host or port == 0 or not plain:
+        raise DataError(f"mirror={shown!r} is not an http or https address; {_MIRROR}")

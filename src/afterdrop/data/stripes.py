@@ -137,7 +137,7 @@ class EvalStripes:
         self, tokens: Tensor, eos: int, stripes: int, window: int, *, lines: bool = True
     ) -> None:
         _check(tokens, stripes=stripes, window=window)
-        self.tokens, self.eos = tokens, eos
+        self.tokens, self.eos, self.lines = tokens, eos, lines
         self.stripes, self.window = stripes, window
         starts = _Starts(tokens, eos, lines)
         edges = starts.at(torch.arange(stripes + 1) * starts.count // stripes)

@@ -9,11 +9,22 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from afterdrop.errors import DataError
+from afterdrop.evaluation.labelled_items import (
+    TargetsPlace,
+    shifts_labels,
+    split_item,
+    with_decoder_inputs,
+)
 from afterdrop.evaluation.likelihoods import Likelihood
-from afterdrop.masks.model_call import check_inputs, take_rows, tensors
+from afterdrop.evaluation.likelihoods.categorical import Categorical
+from afterdrop.evaluation.likelihoods.model_loss import shift_left
+from afterdrop.evaluation.request import Request
+from afterdrop.masks.model_call import check_inputs, is_movable, plain, take_rows, tensors
+from afterdrop.masks.uniforms import site_key
 from afterdrop.transfer import upload
 
 
@@ -50,46 +61,155 @@ class Batch:
         return digest_tensors([*there, self.host])
 
 
-def read_batch(
-    item: Any, number: int, first: int, device: torch.device, likelihood: Likelihood
-) -> Batch:
-    """Checks one item of the user's batches and moves it to a device.
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """How batches are made of what the user gives.
+
+    Attributes:
+        batch_size: Examples per batch, if single examples are given.
+        collate: Makes a batch of a list of examples, or of whatever `batches` holds; for lists of
+            `batch_size` examples by default that of torch's DataLoader.
+        targets: The function that finds the targets in a batch, if the request has one.
+    """
+
+    batch_size: int | None = None
+    collate: Callable[[list[Any]], Any] | None = None
+    targets: TargetsPlace | None = None
+
+
+AS_GIVEN = Source()
+
+
+class BatchReader:
+    """Reads the batches of a user: checks them, and moves them to the model's device.
 
     Args:
-        item: A pair (inputs, targets).
-        number: Which batch, for messages.
-        first: Number of its first example.
-        device: Where the model is.
+        model: The model, in eval mode while batches are read: its own loss says whether labels are
+            shifted.
         likelihood: Reads the targets.
+        request: Where the targets are, and how many of an example count.
+        targets: The function that finds the targets in a batch, if the request has one.
     """
-    if not isinstance(item, list | tuple) or len(item) != 2:
+
+    def __init__(
+        self,
+        model: nn.Module,
+        likelihood: Likelihood,
+        request: Request,
+        targets: TargetsPlace | None = None,
+    ) -> None:
+        self.model, self.likelihood, self.request = model, likelihood, request
+        self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self._place = request.targets if targets is None else targets
+        self._shifted: bool | None = None  # decided on the first batch with labels
+
+    def read(self, item: Any, number: int, first: int) -> Batch:
+        """One batch.
+
+        Args:
+            item: As the user gives it (`labelled_items`).
+            number: Which batch, for messages.
+            first: Number of its first example.
+        """
+        inputs, targets = split_item(item, self._place, number)
+        if isinstance(targets, Tensor):
+            targets = plain(targets)
+        host = self.likelihood.read_targets(targets, number)
+        check_inputs(inputs)
+        if isinstance(inputs, list):
+            inputs = tuple(inputs)
+        moved = to_device(inputs, self.device)
+        if isinstance(item, Mapping):
+            moved = with_decoder_inputs(self.model, moved, host)
+            if self._place is None and type(self.likelihood) is Categorical:
+                host = self._as_in_the_loss(moved, host, self.likelihood)
+        if self.request.targets_per_example is not None:
+            host = self._sampled(host, first)
+        return Batch(moved, to_device(host, self.device), first, len(host), inputs, host)
+
+    def _as_in_the_loss(self, inputs: Any, labels: Tensor, likelihood: Categorical) -> Tensor:
+        if self._shifted is None:
+            fresh = take_rows(inputs, self.request.batch_dim, len(labels), 0, len(labels), 1)
+            self._shifted = shifts_labels(self.model, fresh, labels, likelihood)
+        return shift_left(labels, likelihood.ignore_index) if self._shifted else labels
+
+    def _sampled(self, targets: Tensor, first: int) -> Tensor:
+        """Targets of which some per example count; which ones depends on the seed and the example.
+
+        Memory for results is bounded by them, however large an image is.
+        """
+        limit, seed = self.request.targets_per_example, self.request.plan.seed
+        flat = targets.flatten(1) if targets.dim() > 1 else targets[:, None]
+        counts = self.likelihood.counts(targets).view(flat.shape)
+        kept = torch.full_like(flat, self.likelihood.ignored)
+        for row in range(len(flat)):
+            counting = counts[row].nonzero().squeeze(-1)
+            generator = torch.Generator().manual_seed(site_key(seed, "targets", first + row))
+            some = counting[torch.randperm(len(counting), generator=generator)[:limit]]
+            kept[row, some] = flat[row, some]
+        return kept.view(targets.shape)
+
+
+def open_batches(
+    batches: Iterable[Any],
+    batch_size: int | None = None,
+    collate: Callable[[list[Any]], Any] | None = None,
+) -> tuple[Any, Iterator[Any], int | None]:
+    """The first item, an iterator over all of them, and their number if it is known.
+
+    Args:
+        batches: Batches, or single examples if `batch_size` is given.
+        batch_size: Examples per batch.
+        collate: Makes a batch of a list of examples; by default that of torch's DataLoader.
+    """
+    total = _length(batches)
+    if batch_size is not None:
+        batches = _grouped(batches, batch_size)
+        collate = default_collate if collate is None else collate
+        total = None if total is None else -(-total // batch_size)
+    elif isinstance(batches, Dataset) and not isinstance(batches, IterableDataset):
         raise DataError(
-            f"batch {number} is {type(item).__name__}, not a pair (inputs, targets); wrap your "
-            "data so that each batch is such a pair"
+            f"batches is a dataset of single examples ({type(batches).__name__}); give "
+            "batch_size= as well, or a DataLoader"
         )
-    inputs, targets = item
-    host = likelihood.read_targets(targets, number)
-    check_inputs(inputs)
-    if isinstance(inputs, list):
-        inputs = tuple(inputs)
-    moved = to_device(inputs, device)
-    return Batch(moved, to_device(host, device), first, len(host), inputs, host)
-
-
-def open_batches(batches: Iterable[Any]) -> tuple[Any, Iterator[Any], int | None]:
-    """The first item, an iterator over all of them, and their number if it is known."""
-    total = len(batches) if isinstance(batches, Sized) else None
     try:
         stream = iter(batches)
     except TypeError:
+        loader = "; give its val_dataloader()" * hasattr(batches, "val_dataloader")
         raise DataError(
             f"batches is {type(batches).__name__}; give (inputs, targets) pairs, such as a loader"
+            + loader
         ) from None
+    if collate is not None:
+        stream = map(collate, stream)
     try:
         head = next(stream)
     except StopIteration:
         raise DataError("batches is empty; give at least one (inputs, targets) pair") from None
+    if isinstance(head, DataLoader):
+        raise DataError("batches is a list of loaders; evaluate each of them on its own")
     return head, itertools.chain([head], stream), total
+
+
+def _length(batches: Iterable[Any]) -> int | None:
+    """How many items there are; None if that is not known."""
+    try:
+        return len(batches) if isinstance(batches, Sized) else None
+    except TypeError:  # a loader of a stream has the method, too
+        return None
+
+
+def _grouped(examples: Any, size: int) -> Iterator[list[Any]]:
+    """Lists of `size` examples; the last may be shorter."""
+    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        raise DataError(f"batch_size={size!r} must be a positive number of examples")
+    if isinstance(examples, DataLoader):
+        raise DataError("batches is a DataLoader, which makes batches itself; omit batch_size")
+    if isinstance(examples, Sized) and hasattr(examples, "__getitem__"):
+        # Not by iteration: some datasets never raise the IndexError that would end it.
+        examples = map(examples.__getitem__, range(len(examples)))
+    stream = iter(examples)
+    return iter(lambda: list(itertools.islice(stream, size)), [])
 
 
 def call(model: Callable[..., Any], inputs: Any) -> Any:
@@ -104,6 +224,7 @@ def call(model: Callable[..., Any], inputs: Any) -> Any:
 def to_device(inputs: Any, device: torch.device) -> Any:
     """Moves the tensors of nested inputs."""
     if isinstance(inputs, Tensor):
+        inputs = plain(inputs)
         return inputs if inputs.device == device else upload(inputs, device)
     if isinstance(inputs, Mapping):
         return {key: to_device(value, device) for key, value in inputs.items()}
@@ -111,7 +232,7 @@ def to_device(inputs: Any, device: torch.device) -> Any:
         return type(inputs)(*(to_device(value, device) for value in inputs))
     if isinstance(inputs, list | tuple):
         return type(inputs)(to_device(value, device) for value in inputs)
-    return inputs
+    return inputs.to(device) if is_movable(inputs) else inputs
 
 
 def digest_tensors(found: Iterable[Tensor]) -> str:

@@ -13,15 +13,15 @@ import torch
 
 from afterdrop.errors import DataError
 from afterdrop.masks.sites import Sites
-from afterdrop.masks.uniforms import Plan
+from afterdrop.masks.uniforms import Plan, table_bytes
 
 _SAMPLES_AT_ONCE = 5
 _SMALLEST = 2**20  # bytes below which a smaller budget is not tried
 CPU_MEMORY = 256 * 2**20
 CPU_CACHE = 96 * 2**20  # rows of a pass on a CPU: beyond this, activations leave the caches
 # From 32 MiB on, glibc returns a tensor's memory to the system at once, and fetching it anew page
-# by page takes as long as a product with a vocabulary of 10,000 writes to it: stay below.
-CPU_LOGITS = 24 * 2**20
+# by page takes as long as a convolution or a product with a vocabulary of 10,000: stay below.
+CPU_TENSOR = 24 * 2**20
 
 
 @dataclasses.dataclass
@@ -94,17 +94,21 @@ def plan_chunks(
         multipliers: M.
         target_bytes: Bytes of accumulators per example and multiplier.
         memory: The budget.
-        logits_bytes: Bytes of a row's logits, which should stay below `CPU_LOGITS` on a CPU.
+        logits_bytes: Bytes of a row's logits, which should stay below `CPU_TENSOR` on a CPU.
     """
-    block, budget = len(plan.spans[0]), memory.budget
+    block = len(plan.spans[0])
+    budget, tables = memory.budget, table_bytes(plan)
+    if tables <= budget // 2:  # otherwise they come on top of it: 32 MiB at most
+        budget -= tables
     together = multipliers if sites.batched and not sites.rates else 1
     while together > 1 and target_bytes * together > budget // 2:
         together = -(-together // 2)
     examples = min(size, max(1, budget // 2 // max(1, target_bytes * together)))
     # Besides what the model holds, a row has its mask words and copies of its log-probabilities.
-    rows = max(1, min(budget // 2, memory.cache) // max(1, 2 * sites.row_bytes))
-    if logits_bytes and memory.on_cpu:
-        rows = min(rows, max(1, CPU_LOGITS // logits_bytes))
+    rows = max(1, min(budget // 2, memory.cache) // max(1, 2 * sites.sampled_row_bytes))
+    if memory.on_cpu:
+        largest = max(logits_bytes, sites.sampled_largest_bytes, 1)
+        rows = min(rows, max(1, CPU_TENSOR // largest))
     if not sites.batched:
         memory.divisible = False
         return Chunks(size, 1, 1)
@@ -135,3 +139,13 @@ def split_evenly(total: int, limit: int) -> list[range]:
     parts = max(1, math.ceil(total / max(1, limit)))
     edges = [round(i * total / parts) for i in range(parts + 1)]
     return [range(a, b) for a, b in itertools.pairwise(edges)]
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that memory ran out.
+
+    Example:
+        >>> out_of_memory(RuntimeError("DefaultCPUAllocator: not enough memory"))
+        True
+    """
+    return isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error)

@@ -15,21 +15,24 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from tqdm import tqdm
 
 from afterdrop.errors import AfterdropError, DataError
-from afterdrop.evaluation.batches import Batch, call, open_batches, read_batch
+from afterdrop.evaluation.adaptive_evaluation import run_adaptive
+from afterdrop.evaluation.batches import AS_GIVEN, Batch, BatchReader, Source, call, open_batches
 from afterdrop.evaluation.chunks import Memory
 from afterdrop.evaluation.engines.dispatch import Dispatcher, evaluation_engines
 from afterdrop.evaluation.likelihoods import Likelihood
+from afterdrop.evaluation.likelihoods.build_likelihood import build_likelihood
 from afterdrop.evaluation.likelihoods.categorical import Categorical
 from afterdrop.evaluation.likelihoods.model_loss import check_loss
+from afterdrop.evaluation.likelihoods.parametric import ParametricLikelihood
 from afterdrop.evaluation.model_inputs import check_call, find_or_explain
 from afterdrop.evaluation.rank_shares import agree
 from afterdrop.evaluation.request import Protocol, Request
 from afterdrop.evaluation.result_buffer import Pieces, ResultBuffer
-from afterdrop.evaluation.resume_store import ResumeStore
+from afterdrop.evaluation.resume_store import ResumeStore, summary
 from afterdrop.evaluation.scores.schema import Results, name_of
 from afterdrop.evaluation.scores.scores import Scores
 from afterdrop.family.temperature import Nodes
@@ -39,6 +42,7 @@ from afterdrop.masks.model_guard import Reset, guarded
 from afterdrop.masks.sites import Sites, check_model, find_sites
 from afterdrop.models.fingerprint import fingerprint
 from afterdrop.ranks import SINGLE_PROCESS, Ranks
+from afterdrop.transfer import with_float64
 
 _DRY_EXAMPLES = 3  # with two, anything else of size 2 would be taken for the batch
 _Item = TypeVar("_Item")
@@ -56,6 +60,7 @@ class Execution:
         ranks: The processes that share the work.
         windows: Windows of a text per batch, at most.
         reset: Makes the model forget state that it keeps between calls.
+        compute_once: Whether modules before the first dropout site run once per batch.
     """
 
     first_example: int = 0
@@ -65,6 +70,7 @@ class Execution:
     ranks: Ranks = SINGLE_PROCESS
     windows: int = 32
     reset: Reset | None = None
+    compute_once: bool = True
 
 
 def run_evaluation(
@@ -75,6 +81,8 @@ def run_evaluation(
     targets: int | None = None,
     choose_engines: Callable[..., tuple[Dispatcher, str | None]] = evaluation_engines,
     logits: LogitsPlace | None = None,
+    source: Source = AS_GIVEN,
+    likelihood: str | ParametricLikelihood | None = None,
 ) -> Scores:
     """Evaluates batches, and keeps finished parts where asked.
 
@@ -87,31 +95,46 @@ def run_evaluation(
             place at once.
         choose_engines: Chooses the engines for a model and a protocol.
         logits: The function that finds the logits in the model's output, if the request has one.
+        source: How batches are made and read.
+        likelihood: The user's own likelihood, if the request names one.
     """
     check_model(model)
+    if request.adaptive is not None:
+
+        def run(some: Iterable[Any], what: Request, how: Execution, count: int | None) -> Scores:
+            made = Source(targets=source.targets)
+            options = (choose_engines, logits, made, likelihood)
+            return run_evaluation(model, some, what, how, count, *options)
+
+        return run_adaptive(run, batches, request, execution, targets, fingerprint(model), source)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     current_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
-    likelihood = Categorical.of(request, logits)
+    reading = build_likelihood(request, logits, likelihood)
     with (
         torch.no_grad(),
         guarded(model, execution.reset),
         current_device,
     ):  # kernels go to the current device
-        head, stream, total = open_batches(batches)
-        first = read_batch(head, 0, execution.first_example, device, likelihood)
+        head, stream, total = open_batches(batches, source.batch_size, source.collate)
+        reader = BatchReader(model, reading, request, source.targets)
+        first = reader.read(head, 0, execution.first_example)
         check_call(model, first.inputs)
-        sites = _dry_run(model, first, request, likelihood)
+        once = execution.compute_once and request.stream is None
+        sites = find_batch_sites(model, first, request, reading, compute_once=once)
         if sites is not None and sites.randomness_off and execution.ranks.rank == 0:
-            _warn_of_randomness(sites)
-        protocol = _protocol(model, first, request, likelihood, sites)
+            warn_of_randomness(sites)
+        found = first_output(model, first, request, reading)
+        protocol = first_protocol(model, first, request, reading, sites, found)
+        outputs = summary(found)
+        del found  # it may be large, and the memory for chunks is what is free
         if execution.ranks.count > 1:
             protocol = agree(protocol, execution.ranks)
         memory = Memory.of(device, execution.memory)
-        engines, reason = choose_engines(model, protocol, likelihood, sites, memory)
+        engines, reason = choose_engines(model, protocol, reading, sites, memory)
         shown = execution.progress and execution.ranks.first
         if reason is not None and shown:
             tqdm.write(f"Evaluating without kernels, which is slower: {reason}.")
-        numbered = _read(stream, execution.first_example, device, likelihood)
+        numbered = _read(stream, execution.first_example, reader)
         bar = tqdm(total=total, desc=f"evaluate {request.split}", unit="batch", disable=not shown)
         with bar:
             if execution.resume is None and execution.ranks.count == 1:
@@ -119,20 +142,22 @@ def run_evaluation(
                 for job in _jobs(numbered, engines):
                     buffer.add(job.results())
                     bar.update()
-                tensors = buffer.since(0)
+                tensors = buffer.take()
             else:
                 store = ResumeStore(
                     execution.resume,
                     protocol,
                     engines,
                     execution.first_example,
+                    outputs,
                     execution.ranks,
                     targets,
                 )
                 tensors = _run_kept(numbered, engines, store, bar)
     if not tensors[name_of("data", "targets")].numel():
         raise DataError(f"no target counts: all equal ignore_index={request.ignore_index}")
-    return Scores(protocol, tensors)
+    parts = None if execution.resume is None else Path(execution.resume)
+    return Scores(protocol, tensors, parts=parts)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -191,12 +216,10 @@ def behind(made: Iterator[_Item], ahead: int) -> Iterator[_Item]:
         raise error
 
 
-def _read(
-    stream: Iterator[Any], position: int, device: torch.device, likelihood: Likelihood
-) -> Iterator[tuple[int, Batch]]:
+def _read(stream: Iterator[Any], position: int, reader: BatchReader) -> Iterator[tuple[int, Batch]]:
     """All batches, with their numbers."""
     for number, item in enumerate(stream):
-        batch = read_batch(item, number, position, device, likelihood)
+        batch = reader.read(item, number, position)
         position += batch.size
         yield number, batch
 
@@ -223,18 +246,23 @@ def _run_kept(
         for job in _jobs(due(), engines):
             store.add(job.number, job.batch, job.results())
             bar.update()
-    return store.finish()
+        return store.finish()
 
 
-def _dry_run(
-    model: nn.Module, first: Batch, request: Request, likelihood: Categorical
+def find_batch_sites(
+    model: nn.Module,
+    first: Batch,
+    request: Request,
+    likelihood: Likelihood,
+    *,
+    compute_once: bool = True,
 ) -> Sites | None:
     """The dropout sites, found on a few examples of the first batch; None if nothing samples."""
     if not request.grid.stochastic:
         return None
     dim = request.batch_dim
     options: dict[str, Any] = {"rates": request.rates, "noise": request.noise, "batch_dim": dim}
-    options["logits"] = likelihood.logits
+    options |= {"logits": likelihood.logits, "compute_once": compute_once}
 
     def dry_run(examples: int) -> Sites:
         inputs = take_rows(first.inputs, dim, first.size, 0, examples, 1)
@@ -252,7 +280,7 @@ def _dry_run(
         )
 
 
-def _warn_of_randomness(sites: Sites) -> None:
+def warn_of_randomness(sites: Sites) -> None:
     """Says that training was random in another way as well, which no member has."""
     what = "; ".join(f"{name or '(root)'} {draws}" for name, draws in sites.randomness_off)
     # Python's and NumPy's generators cannot be given masks.
@@ -266,23 +294,31 @@ def _warn_of_randomness(sites: Sites) -> None:
     )
 
 
-def _protocol(
+def first_output(
+    model: nn.Module, first: Batch, request: Request, likelihood: Likelihood
+) -> Tensor:
+    """What the model gives for the first batch without dropout, checked."""
+    output = call(model, first.fresh_inputs(request.batch_dim))
+    likelihood.check_axes(output, first.host)
+    logits = with_float64(likelihood.read_output(output, first.host, 1)[0])
+    likelihood.check_output(logits)
+    likelihood.check_targets(first.host, logits.shape[-1], 0)
+    if type(likelihood) is Categorical:
+        check_loss(output, first.host, likelihood)
+    return logits
+
+
+def first_protocol(
     model: nn.Module,
     first: Batch,
     request: Request,
-    likelihood: Categorical,
+    likelihood: Likelihood,
     sites: Sites | None,
+    logits: Tensor,
 ) -> Protocol:
     """The request, and what the model and the first batch make of it."""
-    output = call(model, first.fresh_inputs(request.batch_dim))
-    likelihood.check_axes(output, first.host)
-    logits = likelihood.read_output(output, first.host, 1)[0]
-    classes = logits.shape[-1]
-    likelihood.check_output(logits)
-    likelihood.check_targets(first.host, classes, 0)
-    check_loss(output, first.host, likelihood)
     if request.temperatures is None:
-        targets = first.targets.flatten()[likelihood.counts(first.targets)]
+        targets = with_float64(first.targets.flatten()[likelihood.counts(first.targets)])
         nodes = likelihood.bracket(logits, targets)
     else:
         nodes = Nodes(*request.temperatures)
@@ -292,10 +328,10 @@ def _protocol(
         request=request,
         low=nodes.low,
         high=nodes.high,
-        num_classes=classes,
+        num_classes=logits.shape[-1],
         fingerprint=fingerprint(model),
         batched=sites.batched if sites else True,
         shared=sites.shared or streamed if sites else False,
         sites=tuple((s.name, s.op, s.rate, s.calls) for s in sites) if sites else (),
-        off=sites.off if sites else (),
+        off=tuple((name, what) for name, what in sites.off) if sites else (),
     )

@@ -37,7 +37,10 @@ def check_call(model: nn.Module, inputs: Any) -> None:
 
 
 def _remedy(signature: inspect.Signature, inputs: Any) -> str:
-    kinds = "a tuple holds positional inputs, a dict keyword inputs"
+    kinds = (
+        "a tuple holds positional inputs, a dict keyword inputs; collate= makes (inputs, targets) "
+        "of anything else"
+    )
     if isinstance(inputs, Mapping | tuple):
         try:
             signature.bind(inputs)

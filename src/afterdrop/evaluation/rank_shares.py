@@ -9,14 +9,13 @@ Masks belong to examples and multipliers, not to processes, so any division give
 Results are only moved, never added: the Scores of N ranks hold the bits that the ranks computed.
 """
 
-import contextlib
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
 from torch import Tensor
 
-from afterdrop.errors import DataError, FileError, RankError
+from afterdrop.errors import DataError, RankError
 from afterdrop.evaluation.request import Protocol
 from afterdrop.evaluation.scores import schema
 from afterdrop.evaluation.scores.schema import Results
@@ -81,7 +80,6 @@ def split_multipliers(
     grid: Grid,
     ranks: Ranks,
     resume: str | Path | None,
-    fits: Callable[[Protocol], bool],
     run: Callable[[Grid, Path | None], Scores],
 ) -> Scores:
     """Shares an evaluation over ranks by its multipliers.
@@ -90,7 +88,6 @@ def split_multipliers(
         grid: All members.
         ranks: The processes that share the work.
         resume: The folder for finished parts.
-        fits: Whether kept scores are of this evaluation, whatever their multipliers.
         run: Evaluates some members, with a folder for its own parts.
 
     Raises:
@@ -104,39 +101,11 @@ def split_multipliers(
             f"{most}, or use carry='deterministic', where they share windows."
         )
     mine = dataclasses.replace(grid, multipliers=grid.stochastic[ranks.share(most)])
-    own = None if resume is None else Path(resume) / f"rank-{ranks.rank}-of-{ranks.count}"
-    scores = _kept_or_run(mine, own, fits, run)
+    folder = None if resume is None else Path(resume)
+    own = None if folder is None else folder / f"rank-{ranks.rank}-of-{ranks.count}"
+    scores = run(mine, own)
     protocol = agree(scores.protocol.with_grid(grid), ranks)
     joined: Results = {}
     for name, shares in ranks.gather_tensors(scores.tensors):
         joined |= schema.join([{name: share} for share in shares], "M")
-    if own is not None:
-        _file(own).unlink(missing_ok=True)
-        with contextlib.suppress(OSError):  # the last rank to come here removes it
-            own.parent.rmdir()
-    return Scores(protocol, joined)
-
-
-def _kept_or_run(
-    grid: Grid,
-    own: Path | None,
-    fits: Callable[[Protocol], bool],
-    run: Callable[[Grid, Path | None], Scores],
-) -> Scores:
-    """A rank's share, from before an interruption if it was done then."""
-    if own is None:
-        return run(grid, None)
-    if _file(own).exists():
-        scores = Scores.load(_file(own))
-        if scores.protocol.grid != grid or not fits(scores.protocol):
-            raise FileError(
-                f"{_file(own)} is of another evaluation; remove {own.parent} to begin again"
-            )
-        return scores
-    scores = run(grid, own)
-    scores.save(_file(own))  # whatever becomes of the others, this share is done
-    return scores
-
-
-def _file(own: Path) -> Path:
-    return own.with_suffix(".safetensors")
+    return Scores(protocol, joined, parts=folder)

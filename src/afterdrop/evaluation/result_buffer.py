@@ -1,7 +1,10 @@
 """The results of batches, joined along their targets as they come."""
 
+import dataclasses
+import math
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from afterdrop.evaluation.scores import schema
@@ -11,18 +14,36 @@ from afterdrop.evaluation.scores.schema import Results
 # in memory that is needed again and to be copied at once.
 Pieces = Mapping[str, Tensor | list[Tensor]]
 _COUNTED = schema.name_of("data", "targets")
+# Bytes of a block. The C library gives allocations above 32 MiB back to the system when they are
+# freed; thousands of small tensors, one set per batch, would stay as holes in the heap.
+_BLOCK = 33 << 20
+_ALIGNMENT = 64
+
+
+@dataclasses.dataclass
+class _Block:
+    """Room for some targets, of which the first `filled` are there."""
+
+    first: int
+    capacity: int
+    room: Results
+    filled: int = 0
+
+    def part(self, first: int) -> Results:
+        """The results of all targets from number `first` on."""
+        place = slice(max(0, first - self.first), self.filled)
+        return {name: room[..., place] for name, room in self.room.items()}
 
 
 class ResultBuffer:
-    """Results of batch after batch.
+    """Results of batch after batch, copied into large blocks.
 
-    Where the number of targets is known beforehand, the first batch allocates room for all of them
-    and each batch is copied to its place while a device works on the next: nothing is left to join
-    at the end.
+    Where the number of targets is known beforehand, the first block has room for all of them, and
+    each batch is copied to its final place while a device works on the next: nothing is left to
+    join at the end.
 
     Args:
-        expected: Targets to allocate room for, or None to keep results as they come and join them
-            at the end.
+        expected: Targets to allocate room for, or None if their number is not known.
 
     Example:
         >>> import torch
@@ -35,44 +56,67 @@ class ResultBuffer:
 
     def __init__(self, expected: int | None = None) -> None:
         self.count = 0  # targets so far
-        self._expected, self._placed = expected, 0
-        self._room: Results = {}  # of which the first `_placed` targets are filled
-        self._others: list[tuple[int, Results]] = []  # with the number of the first target
+        self._expected = expected
+        self._blocks: list[_Block] = []
 
     def add(self, pieces: Pieces) -> None:
         """Adds the results of the next targets."""
         size = sum(map(len, _listed(pieces[_COUNTED])))
-        if self._expected is not None and self.count + size <= self._expected:
-            self._place(pieces, self._expected)
-            self._placed += size
-        else:
-            self._others.append((self.count, {n: _whole(n, v) for n, v in pieces.items()}))
+        if not self._blocks or self._blocks[-1].filled + size > self._blocks[-1].capacity:
+            self._blocks.append(self._new_block(pieces, size))
+        block = self._blocks[-1]
+        for name, value in pieces.items():
+            start = block.filled
+            for piece in _listed(value):
+                stop = start + piece.shape[-1]
+                block.room[name][..., start:stop].copy_(piece)
+                start = stop
+        block.filled += size
         self.count += size
 
     def since(self, first: int) -> Results:
         """The results of all targets from number `first` on, at which a batch began."""
-        parts = [part for start, part in self._others if start >= first]
-        if self._room and first <= self._placed:
-            placed = slice(first, self._placed)
-            parts.insert(0, {name: room[..., placed] for name, room in self._room.items()})
+        later = [block for block in self._blocks if block.first + block.filled > first]
+        parts = [block.part(first) for block in later or self._blocks[-1:]]
         return schema.join(parts, "N") if parts else {}
 
-    def _place(self, pieces: Pieces, expected: int) -> None:
-        for name, value in pieces.items():
-            start = self.count
-            for piece in _listed(value):
-                if name not in self._room:
-                    self._room[name] = schema.empty_like(name, piece, expected)
-                stop = start + piece.shape[-1]
-                self._room[name][..., start:stop].copy_(piece)
-                start = stop
+    def take(self) -> Results:
+        """All results, which the buffer then no longer holds.
+
+        Blocks are freed one by one as they are copied, so that not everything is there twice.
+        """
+        blocks, self._blocks = self._blocks, []
+        if not blocks or (len(blocks) == 1 and self._expected is not None):
+            return blocks[0].part(0) if blocks else {}
+        whole: Results = {
+            name: room.new_empty(schema.room_shape(name, room, self.count))
+            for name, room in blocks[0].room.items()
+        }
+        while blocks:
+            block = blocks.pop(0)
+            for name, part in block.part(0).items():
+                whole[name][..., block.first : block.first + block.filled].copy_(part)
+        return whole
+
+    def _new_block(self, pieces: Pieces, size: int) -> _Block:
+        """A block for the targets from the next one on, at least `size` of them."""
+        heads = {name: _listed(value)[0] for name, value in pieces.items()}
+        if not self._blocks and self._expected is not None and size <= self._expected:
+            full = self._expected
+            room = {n: h.new_empty(schema.room_shape(n, h, full)) for n, h in heads.items()}
+            return _Block(self.count, full, room)
+        each = sum(math.prod(schema.room_shape(n, h, 1)) * h.itemsize for n, h in heads.items())
+        capacity = max(size, _BLOCK // each)
+        size = each * capacity + _ALIGNMENT * len(heads)
+        memory = heads[_COUNTED].new_empty(size, dtype=torch.uint8)
+        room, place = {}, 0
+        for name, head in heads.items():
+            shape = schema.room_shape(name, head, capacity)
+            stop = place + math.prod(shape) * head.itemsize
+            room[name] = memory[place:stop].view(head.dtype).view(shape)
+            place = stop + -stop % _ALIGNMENT
+        return _Block(self.count, capacity, room)
 
 
 def _listed(value: Tensor | list[Tensor]) -> list[Tensor]:
     return [value] if isinstance(value, Tensor) else value
-
-
-def _whole(name: str, value: Tensor | list[Tensor]) -> Tensor:
-    return (
-        value if isinstance(value, Tensor) else schema.join([{name: v} for v in value], "N")[name]
-    )

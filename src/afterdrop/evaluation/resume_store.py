@@ -1,32 +1,49 @@
 """Finished parts of an evaluation, kept on disk so that an interrupted one can resume.
 
 A part holds the results of a few batches. Parts are written every half minute and on interruption;
-in the order of the examples they are what an uninterrupted evaluation would have held. Where ranks
-share the work, each writes its own parts, rank 0 loads those of all ranks, and the batches that are
-left are distributed again: an evaluation can resume with any number of ranks.
+in the order of the examples they are what an uninterrupted evaluation would have held. They stay
+until the scores are saved (`Scores.save`). Where ranks share the work, each writes its own parts,
+rank 0 loads those of all ranks, and the batches that are left are distributed again: an evaluation
+can resume with any number of ranks.
 """
 
 import contextlib
 import hashlib
 import time
+import warnings
+from collections import Counter
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 from typing import Protocol as TypingProtocol
 
+import torch
 from torch import Tensor
 
-from afterdrop.errors import FileError, ScoresError
+from afterdrop.errors import DamagedError, DataError, FileError, ScoresError
 from afterdrop.evaluation.batches import Batch, digest_tensors
+from afterdrop.evaluation.part_files import next_part, part_paths, parts_lock
 from afterdrop.evaluation.rank_shares import check_same_data, gather_results
 from afterdrop.evaluation.request import Protocol
 from afterdrop.evaluation.result_buffer import Pieces, ResultBuffer
 from afterdrop.evaluation.scores.schema import Results
-from afterdrop.evaluation.scores.scores_file import read_tensors, write_tensors
-from afterdrop.files import make_folder
+from afterdrop.evaluation.scores.scores_file import check_results
+from afterdrop.files import check_header
 from afterdrop.ranks import SINGLE_PROCESS, Ranks
+from afterdrop.tensor_files import read_tensors, write_tensors
+from afterdrop.typed_records import read_record
 
+_KIND, _VERSION = "afterdrop-part", 2
 _SECONDS = 30.0
-_CARRIED = "carried_"
+_CARRIED, _OUTPUTS = "carried_", "outputs"
+_ROWS = 64  # targets of the first batch whose logits are compared
+
+
+class PartNote(TypedDict):
+    """What a part has in its note beside the protocol."""
+
+    numbers: list[int]
+    digests: list[str]
+    first_example: int
 
 
 class Carrying(TypingProtocol):
@@ -47,6 +64,8 @@ class ResumeStore:
         protocol: Of this evaluation; parts of another one are refused.
         engines: Compute the batches; what they carry is kept with the parts.
         first_example: Number of the first example.
+        outputs: From `summary`, of the deterministic logits of the first batch; parts of a model
+            with other ones are refused: code and state outside of its weights may have changed.
         ranks: The processes that share the batches.
         expected: Number of targets in the data, if known.
     """
@@ -57,22 +76,35 @@ class ResumeStore:
         protocol: Protocol,
         engines: Carrying,
         first_example: int,
+        outputs: Tensor,
         ranks: Ranks = SINGLE_PROCESS,
         expected: int | None = None,
     ) -> None:
         self.folder = None if folder is None else Path(folder)
-        if self.folder is not None:  # now, rather than when there is something to lose
-            make_folder(self.folder)
         self.protocol, self.engines, self.first_example = protocol, engines, first_example
         self.ranks = ranks
         self._results = ResultBuffer(expected if ranks.count == 1 else None)  # ranks have shares
-        self._fresh: list[int] = []  # numbers of the batches whose results are not on disk
+        self._outputs = outputs
+        self._digests: dict[int, str] = {}  # of finished batches, by number
+        self._held: list[int] = []  # numbers of the batches whose results this rank has
+        self._fresh: list[int] = []  # of those, the ones that are not on disk
+        self._kept = 0  # targets whose results are on disk
         self._seen = self._left = 0
         self._data = hashlib.blake2b(digest_size=12)
         self._saved = 0.0
-        # Of finished batches, by number.
-        self._digests = dict(ranks.from_rank0(self._load))
-        self._kept = self._results.count  # targets whose results are on disk
+        self._lock = contextlib.ExitStack()
+
+    def __enter__(self) -> "ResumeStore":
+        self._digests = dict(self.ranks.from_rank0(self._open))
+        self._kept = self._results.count
+        self._saved = time.monotonic()
+        return self
+
+    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
+        with self._lock:
+            if kind is not None:
+                self._save()
+                error.add_note(self._what_is_kept())
 
     def due(self, number: int, batch: Batch) -> bool:
         """Whether a batch is this rank's to evaluate; refuses a finished one whose data changed."""
@@ -93,84 +125,148 @@ class ResumeStore:
         """Adds the results of a batch that was due."""
         self._results.add(results)
         self._digests[number] = batch.digest() if self.folder is not None else ""
+        self._held.append(number)
         self._fresh.append(number)
         if time.monotonic() - self._saved > _SECONDS:
             self._save()
 
     def finish(self) -> dict[str, Tensor]:
-        """All results joined; the parts on disk are not needed any more."""
+        """All results joined: those of each batch exactly once."""
         if max(self._digests, default=-1) >= self._seen:
             raise FileError(
                 f"{self.folder} holds {len(self._digests)} finished batches, the data now have "
                 f"{self._seen}; give the same data, or remove that folder"
             )
-        joined = self._results.since(0)
         if self.ranks.count > 1:
             self._save()  # whatever becomes of the others, this share is done
             check_same_data(self._data.hexdigest(), self.ranks)
-        joined = gather_results(joined, self.ranks)
-        if self.folder is not None and self.folder.exists():
-            with contextlib.suppress(OSError):  # another rank may remove the same
-                for path in self.folder.glob("part-*.safetensors"):
-                    path.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # what else is in the folder is not ours
-                self.folder.rmdir()
-        return joined
+        held = Counter(number for share in self.ranks.gather(self._held) for number in share)
+        if held != Counter(range(self._seen)):
+            wrong = [n for n in range(self._seen) if held[n] != 1]
+            raise FileError(
+                f"{len(wrong)} of {self._seen} batches, the first of them {wrong[0]}, are in "
+                f"{self.folder} twice or not at all; remove that folder and evaluate again"
+            )
+        return gather_results(self._results.take(), self.ranks)
 
-    def __enter__(self) -> "ResumeStore":
-        self._saved = time.monotonic()
-        return self
-
-    def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
-        if kind is not None:
-            self._save()
-            if self.folder is not None and not self._digests:
-                with contextlib.suppress(OSError):
-                    self.folder.rmdir()
+    def _what_is_kept(self) -> str:
+        if self.folder is None or not self._digests:
+            return "no batch was finished, so nothing is kept: the same command begins again"
+        count = len(self._digests)
+        return f"{count} finished batches are kept in {self.folder}: the same command resumes"
 
     def _save(self) -> None:
         self._saved = time.monotonic()
         if self.folder is None or not self._fresh:
             return
-        joined = self._results.since(self._kept)
         note = {
+            "kind": _KIND,
+            "version": _VERSION,
             "protocol": self.protocol.to_json(),
             "numbers": self._fresh,
             "digests": [self._digests[number] for number in self._fresh],
             "first_example": self.first_example,
         }
         carried = {_CARRIED + name: tensor for name, tensor in self.engines.carried().items()}
-        write_tensors(self._next_path(self.folder), {**joined, **carried}, note)
+        suffix = "" if self.ranks.count == 1 else f"-rank-{self.ranks.rank}"
+        tensors = {**self._results.since(self._kept), **carried, _OUTPUTS: self._outputs}
+        write_tensors(next_part(self.folder, suffix), tensors, note)
         self._fresh, self._kept = [], self._results.count
 
-    def _next_path(self, folder: Path) -> Path:
-        rank = "" if self.ranks.count == 1 else f"-rank-{self.ranks.rank}"
-        taken = len(list(folder.glob(f"part-*{rank}.safetensors"))) if folder.exists() else 0
-        return folder / f"part-{taken:05d}{rank}.safetensors"
+    def _open(self) -> list[tuple[int, str]]:
+        """Reserves the folder and takes up its parts; number and digest of their batches."""
+        if self.folder is None:
+            return []
+        self._lock.enter_context(parts_lock(self.folder))
+        try:
+            found: dict[int, str] = {}
+            for path in part_paths(self.folder):
+                found |= self._take_up(path, found)
+        except BaseException:
+            self._lock.close()
+            raise
+        return list(found.items())
 
-    def _load(self) -> list[tuple[int, str]]:
-        """Takes up the parts in the folder; returns number and digest of their batches."""
-        found: list[tuple[int, str]] = []
-        if self.folder is None or not self.folder.exists():
-            return found
-        for path in sorted(self.folder.glob("part-*.safetensors")):
+    def _take_up(self, path: Path, before: dict[int, str]) -> dict[int, str]:
+        """Takes up a part; numbers and digests of its batches, none if it cannot be used."""
+        try:
             results, note = read_tensors(path)
-            if "digests" not in note or "numbers" not in note:
-                raise FileError(f"{path} is not a part of an evaluation; remove {self.folder}")
-            try:
-                self.protocol.require_same(
-                    Protocol.from_json(note["protocol"]),
-                    f"this evaluation and the parts in {self.folder}",
-                )
-            except ScoresError as error:
-                raise ScoresError(f"{error}; or remove that folder, to begin anew") from None
-            if note["first_example"] != self.first_example:
-                raise FileError(
-                    f"the parts in {self.folder} start at first_example={note['first_example']}, "
-                    f"not {self.first_example}; give the same, or remove that folder"
-                )
-            carried = {n: results.pop(n) for n in list(results) if n.startswith(_CARRIED)}
+        except DamagedError as error:
+            return _leave_out(path, str(error))
+        outputs = results.pop(_OUTPUTS, None)
+        carried = {n: results.pop(n) for n in list(results) if n.startswith(_CARRIED)}
+        part = self._check(path, note, results, outputs)
+        if carried and part["numbers"][0] != len(before):
+            return _leave_out(path, f"{path} continues from a part that is missing")
+        if twice := before.keys() & set(part["numbers"]):
+            raise FileError(
+                f"batch {min(twice)} is in {path} and in another part; remove {self.folder} and "
+                "evaluate again"
+            )
+        try:
             self.engines.restore({n.removeprefix(_CARRIED): t for n, t in carried.items()})
-            self._results.add(results)
-            found += zip(note["numbers"], note["digests"])
-        return found
+        except DataError as error:
+            raise FileError(f"{path} is damaged: {error}") from error
+        self._results.add(results)
+        self._held += part["numbers"]
+        return dict(zip(part["numbers"], part["digests"]))
+
+    def _check(
+        self, path: Path, note: dict[str, Any], results: Results, outputs: Tensor | None
+    ) -> PartNote:
+        """The note of a part, which must be one of this evaluation."""
+        check_header(path, note, _KIND, _VERSION)
+        kept = check_results(path, results, note)
+        try:
+            part = read_record(PartNote, note)
+            if len(part["numbers"]) != len(part["digests"]) or min(part["numbers"]) < 0:
+                raise ValueError("numbers and digests do not belong together")
+        except ValueError as error:
+            raise FileError(
+                f"{path} is not a part of an evaluation ({error}); remove {self.folder}"
+            ) from error
+        try:
+            self.protocol.require_same(kept, f"this evaluation and the parts in {self.folder}")
+        except ScoresError as error:
+            raise ScoresError(f"{error}; or remove that folder, to begin anew") from None
+        if part["first_example"] != self.first_example:
+            raise FileError(
+                f"the parts in {self.folder} start at first_example={part['first_example']}, "
+                f"not {self.first_example}; give the same, or remove that folder"
+            )
+        if outputs is None or not _close(outputs, self._outputs):
+            raise FileError(
+                f"the model gives other logits than the one of the parts in {self.folder}, "
+                "although its weights are the same: its code, its settings or the first batch have "
+                "changed. Restore them, or remove that folder."
+            )
+        return part
+
+
+def _leave_out(path: Path, why: str) -> dict[int, str]:
+    """Removes a part that cannot be used, whose batches are then evaluated again."""
+    warnings.warn(f"{why}. Its batches are evaluated again.", stacklevel=2)
+    path.unlink(missing_ok=True)
+    return {}
+
+
+def summary(logits: Tensor) -> Tensor:
+    """[3, rows] what identifies logits [..., V] up to rounding, in their own precision.
+
+    Example:
+        >>> summary(torch.tensor([[0.0, 0.0]]))
+        tensor([[0.6931],
+                [0.0000],
+                [0.0000]])
+    """
+    rows = logits.flatten(0, -2)[:_ROWS].float()
+    found = torch.stack([rows.logsumexp(-1), rows.amax(-1), rows.mean(-1)])
+    return found.to(logits.dtype).cpu()
+
+
+def _close(outputs: Tensor, others: Tensor) -> bool:
+    """Whether two summaries are equal but for what devices and numbers of threads round."""
+    if (outputs.shape, outputs.dtype) != (others.shape, others.dtype):
+        return False
+    precision = torch.finfo(outputs.dtype).eps ** 0.5
+    return torch.allclose(outputs, others, precision, precision, equal_nan=True)

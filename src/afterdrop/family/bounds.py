@@ -54,7 +54,7 @@ class Bounds:
     def __str__(self) -> str:
         return (
             f"objective {self.objective:.4f} = bound {self.bound:.4f} + Jensen gap "
-            f"{self.jensen_gap:.4f} + normaliser gap {self.normaliser_gap:.4f}"
+            f"{self.jensen_gap:.4f} + normaliser gap {round(self.normaliser_gap, 4) + 0.0:.4f}"
         )
 
 

@@ -19,6 +19,16 @@ The XE of a K-sample mean is biased upwards by about c/K, which more data does n
                 differences have their mc_error multiplied by sqrt((K − 1)/(K − 2)).
     data_error  the error from the choice of targets: the spread between clusters, less the
                 independent mask noise that it also contains.
+
+Two halves are the smallest case of a jackknife that leaves out one of G groups of samples, of m of
+the K samples each. With x_-g the value without group g,
+
+    h_g         = x + (K − m)/m · (x_-g − x)                 G = 2: the other half
+    mean(h_g)   is the value at K/2 by the law c/K, so all formulas above hold with it
+    mc_error    = sqrt(Σ_g (h_g − mean h)²/(G (G − 1)))      the jackknife's; G = 2: as above
+
+A few given samples, such as the models of an ensemble, have one group each: that error has K − 1
+degrees of freedom, where two halves have one.
 """
 
 import dataclasses
@@ -99,7 +109,8 @@ class Values:
 
     Attributes:
         whole: [N] at K samples, float64.
-        halves: [2, N] at K/2 samples, from the independent halves; None if there are no halves.
+        halves: [G, N] at K/2 samples, from the independent halves (G = 2) or by the jackknife over
+            G groups; None if there are neither.
         num_samples: K; 0 for the deterministic member.
         floor: Their mean cannot be lower, whatever is extrapolated: 0 for XE of classes.
         quarters: [N] at K/4 samples; None if they were not kept.
@@ -185,11 +196,16 @@ class Values:
 
 
 def _degrees_of_freedom(mine: Values, theirs: Values) -> float:
-    """What the halves' difference between two alphas of one multiplier lacks; NaN at K = 2."""
+    """What the halves' difference between two alphas of one multiplier lacks; NaN at K = 2.
+
+    The jackknife over more than two groups lacks nothing: it errs to the safe side.
+    """
     a, b = mine.member, theirs.member
     if a is None or b is None or a.multiplier != b.multiplier or a.alpha == b.alpha:
         return 1.0
     k = mine.drawn or mine.num_samples
+    if mine.halves is not None and len(mine.halves) > 2:
+        return 1.0
     return math.sqrt((k - 1) / (k - 2)) if k > 2 else math.nan
 
 
@@ -212,12 +228,19 @@ def mc_error(values: Values, clusters: Tensor, *, shared: bool) -> float:
         return 0.0
     if values.halves is None:
         return math.nan
-    difference = (values.halves[0] - values.halves[1]) * values.mc_factor
+    spread = _spread(values.halves) * values.mc_factor
     if shared:
-        found = difference.mean().abs()
+        found = spread.mean(-1).square().sum().sqrt()
     else:
-        found = cluster_sums(difference, clusters).square().sum().sqrt() / len(clusters)
-    return math.hypot(found.item() / 2, values.moved_error)
+        found = cluster_sums(spread, clusters).square().sum().sqrt() / len(clusters)
+    return math.hypot(found.item(), values.moved_error)
+
+
+def _spread(halves: Tensor) -> Tensor:
+    """Rows [G, N], or one of two halves, whose sum of squares is the variance of the mean of G."""
+    if len(halves) == 2:
+        return (halves[:1] - halves[1:]) / 2
+    return (halves - halves.mean(0)) / math.sqrt(len(halves) * (len(halves) - 1))
 
 
 def bias_error(values: Values) -> float:
@@ -226,7 +249,7 @@ def bias_error(values: Values) -> float:
         return 0.0
     halves = values.halves.mean(0)
     step = halves - values.whole
-    large = (values.halves[0] - values.halves[1]).abs() > _LARGE
+    large = 2 * _spread(values.halves).square().sum(0).sqrt() > _LARGE
     unknown = step[large & step.isfinite()].sum().abs().item() / max(1, len(step))
     if values.quarters is None:
         return unknown

@@ -17,8 +17,8 @@ from typing import Any, Literal
 
 from afterdrop.errors import MemberError
 
-Temper = Literal["mean", "sample"]
-TEMPERS: tuple[Temper, ...] = ("mean", "sample")
+Temper = Literal["mean", "sample", "component"]
+TEMPERS: tuple[Temper, ...] = ("mean", "sample", "component")
 
 GEOMETRIC = 1e-12  # smaller powers differ from the geometric mean by less than rounding
 
@@ -72,8 +72,9 @@ def check_temper(value: Any) -> Temper:
     """Returns where the temperature acts, or raises `MemberError`."""
     if value not in TEMPERS:
         raise MemberError(
-            f"temper={value!r} must be 'mean' (the temperature acts on the averaged distribution) "
-            "or 'sample' (on each mask sample before averaging)"
+            f"temper={value!r} must be 'mean' (the temperature acts on the averaged distribution), "
+            "'sample' (on each mask sample before averaging), or of a mixture of softmaxes "
+            "'component' (on the logits of its components before they are mixed)"
         )
     return value
 
@@ -82,15 +83,17 @@ def check_temper(value: Any) -> Temper:
 class Member:
     """One member of the extended dropout family.
 
-    At multiplier 0 every alpha and temper is the same deterministic model, so they are set to 0
-    and "mean" there; likewise both tempers are one model at alpha 0. Equal members compare equal.
+    At multiplier 0 every alpha is the same deterministic model, so it is set to 0 there. At alpha 0
+    a temperature on each sample is one on the mean, so "sample" becomes "mean". Equal members
+    compare equal.
 
     Args:
         alpha: Power of the mean over mask samples in [0, 1]; 0 is geometric, 1 arithmetic.
         multiplier: Factor in [0, 1] on every dropout rate; 0 is deterministic.
         temperature: Softmax temperature, above 0; it divides.
-        temper: Where the temperature acts: on the averaged distribution ("mean") or on each
-            sample before averaging ("sample").
+        temper: Where the temperature acts: on the averaged distribution ("mean"), on each sample
+            before averaging ("sample"), or on the logits of each component before they are mixed
+            ("component", of a mixture of softmaxes only).
 
     Raises:
         MemberError: If a value lies outside its domain.
@@ -114,7 +117,7 @@ class Member:
         alpha, temper = check_alpha(self.alpha), check_temper(self.temper)
         if multiplier == 0:
             alpha = 0.0
-        if alpha == 0:
+        if alpha == 0 and temper == "sample":
             temper = "mean"
         object.__setattr__(self, "alpha", alpha)
         object.__setattr__(self, "multiplier", multiplier)
@@ -125,6 +128,11 @@ class Member:
     def deterministic(self) -> bool:
         """Whether one pass without dropout computes this member."""
         return self.multiplier == 0
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether this is the deterministic model at T = 1, wherever a temperature would act."""
+        return self.deterministic and self.temperature == 1
 
     def at_temperature(self, temperature: float) -> "Member":
         """The same member at another temperature."""
@@ -145,8 +153,8 @@ class Member:
                 self.alpha, f"power mean {self.alpha:g}"
             )
             name = f"{mean}, dropout rates x{self.multiplier:g}"
-        each = " on each sample" if self.temper == "sample" else ""
-        return f"{name}, T = {self.temperature:.4g}{each}"
+        each = {"sample": " on each sample", "component": " on each component"}
+        return f"{name}, T = {self.temperature:.4g}{each.get(self.temper, '')}"
 
 
 DET = Member(alpha=0.0, multiplier=0.0)
@@ -164,7 +172,7 @@ class Grid:
         alphas: Powers of the mean in [0, 1].
         multipliers: Factors on the dropout rates in [0, 1].
         temper: Where temperatures act. "mean" serves every temperature from one accumulator;
-            "sample" needs one accumulator per alpha and temperature node.
+            "sample" and "component" need one accumulator per alpha and temperature node.
 
     Example:
         >>> grid = Grid(alphas=(0, 1), multipliers=(0, 0.5, 1))
@@ -190,8 +198,15 @@ class Grid:
         """The multipliers above 0, which need mask samples."""
         return tuple(m for m in self.multipliers if m > 0)
 
+    @property
+    def tempered_alphas(self) -> tuple[float, ...]:
+        """The alphas whose members are not those of a temperature that acts on the mean."""
+        if self.temper == "component":
+            return self.alphas
+        return tuple(a for a in self.alphas if a > 0 and self.temper == "sample")
+
     def __iter__(self) -> Iterator[Member]:
-        yield DET
+        yield Member(0.0, 0.0, temper=self.temper)
         for multiplier in self.stochastic:
             for alpha in self.alphas:
                 yield Member(alpha, multiplier, temper=self.temper)

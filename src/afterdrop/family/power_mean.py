@@ -181,6 +181,12 @@ class PowerSums:
             self.entropy += other.entropy
         self.count += other.count
 
+    def select(self, dim: int, index: Tensor) -> None:
+        """Keeps some entries of a dimension of the sums, which is one less than in `add`."""
+        self.totals = {alpha: x.index_select(dim, index) for alpha, x in self.totals.items()}
+        self.peak = None if self.peak is None else self.peak.index_select(dim, index)
+        self.entropy = None if self.entropy is None else self.entropy.index_select(dim, index)
+
     def log_mean(self, alpha: float) -> Tensor:
         """The log power mean of everything added so far."""
         if not self.totals:

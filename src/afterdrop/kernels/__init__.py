@@ -43,6 +43,8 @@ def why_not(device: torch.device) -> str | None:
     """
     if device.type != "cuda":
         return f"{device.type} is not a CUDA device"
+    if torch.version.hip is not None:
+        return "the kernels were made for NVIDIA GPUs, and this is an AMD GPU"
     if not _installed():
         return "Triton is not installed"
     if torch.cuda.get_device_capability(device) < (8, 0):

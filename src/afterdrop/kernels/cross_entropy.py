@@ -17,7 +17,7 @@ _ROWS = {"BLOCK": 2048, "GROUP": 8, "num_warps": 8}
 
 
 @triton.jit
-def _gradient(x, lse, v, target, scale):
+def gradient(x, lse, v, target, scale):
     """The gradient with respect to logits: (p − 1 at the target) · scale."""
     p = tl.exp2(x * LOG2E - lse * LOG2E)
     return (p - tl.where(v == target, 1.0, 0.0)) * scale
@@ -54,11 +54,11 @@ def _rows(
     peak, total = log_sum_exp.more(last, peak, total)
     lse = log_sum_exp.end(peak, total)
     tl.store(loss + row, lse - own)
-    tl.store(at + v, _gradient(last, lse, v, target, scale).to(dtype), mask=inside)
+    tl.store(at + v, gradient(last, lse, v, target, scale).to(dtype), mask=inside)
     v = first
     for _ in range(V // BLOCK):
         x = tl.load(at + v).to(tl.float32) + tl.load(bias + v)
-        tl.store(at + v, _gradient(x, lse, v, target, scale).to(dtype))
+        tl.store(at + v, gradient(x, lse, v, target, scale).to(dtype))
         v += BLOCK
 
 

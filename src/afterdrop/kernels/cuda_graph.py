@@ -33,7 +33,8 @@ class Replay:
         torch.cuda.synchronize(self._device)
         graph = torch.cuda.CUDAGraph()
         main = torch.cuda.Stream(self._device, priority=-1)  # before a `SideStream`
-        with torch.cuda.graph(graph, stream=main):  # records without running
+        # Records without running. Other threads, such as NCCL's, may go on meanwhile.
+        with torch.cuda.graph(graph, stream=main, capture_error_mode="thread_local"):
             function()
         self._graph = graph
 

@@ -109,6 +109,8 @@ def _drop(
     tokens,
     levels,
     rates,
+    table_levels,
+    table_rates,
     group,  # P · K, rows of one multiplier
     K,
     M,
@@ -118,6 +120,7 @@ def _drop(
     level_stride,
     GATHER: tl.constexpr,
     DROP: tl.constexpr,
+    TABLE: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_U: tl.constexpr,
 ):
@@ -127,6 +130,9 @@ def _drop(
     if GATHER:  # all multipliers read the same rows
         token = tl.load(tokens + within // K, mask=within < group, other=0)
         x = tl.load(source + token * source_stride + units, mask=inside, other=0.0).to(tl.float32)
+    if TABLE:
+        at_level = table_levels + token * K + within % K
+        whole = tl.load(at_level, mask=within < group, other=0).to(tl.int32)
     if DROP:
         level = tl.load(levels + within * level_stride + units, mask=inside, other=0).to(tl.int32)
     for m in range(tl.program_id(2), M, tl.num_programs(2)):
@@ -135,8 +141,10 @@ def _drop(
             at = source + row * source_stride + units
             x = tl.load(at, mask=inside, other=0.0).to(tl.float32)
         kept = x
+        if TABLE:
+            kept = tl.where(m < whole, kept * (1 / (1 - tl.load(table_rates + m))), 0.0)
         if DROP:
-            kept = tl.where(m < level, x * (1 / (1 - tl.load(rates + m))), 0.0)
+            kept = tl.where(m < level, kept * (1 / (1 - tl.load(rates + m))), 0.0)
         at_target = target + row * target_stride + units
         tl.store(at_target, kept.to(target.dtype.element_ty), mask=inside)
 
@@ -149,6 +157,7 @@ def drop_rows(
     multipliers: int,
     units: int,
     tokens: Tensor | None = None,
+    table_mask: LevelMask | None = None,
 ) -> None:
     """Drops units of rows, or of the rows of a table that tokens select.
 
@@ -160,9 +169,13 @@ def drop_rows(
         multipliers: M.
         units: H, the number of first columns that are written.
         tokens: [P], the row of the table for each place.
+        table_mask: With `tokens`: the mask of whole rows of the table, levels [V · K, 1], applied
+            before `mask`.
     """
+    assert table_mask is None or tokens is not None
     group = len(target) // multipliers
     levels, rates = mask or (source, source)  # not read without a mask
+    table_levels, table_rates = table_mask or (source, source)
     programs = 1 if tokens is not None else multipliers  # per block of rows and units
     grid = (-(-group // _DROP["BLOCK_R"]), -(-units // _DROP["BLOCK_U"]), programs)
     _drop[grid](
@@ -171,6 +184,8 @@ def drop_rows(
         source if tokens is None else tokens,
         levels,
         rates,
+        table_levels,
+        table_rates,
         group,
         samples,
         multipliers,
@@ -180,5 +195,6 @@ def drop_rows(
         levels.stride(0),
         GATHER=tokens is not None,
         DROP=mask is not None,
+        TABLE=table_mask is not None,
         **_DROP,
     )

@@ -85,6 +85,42 @@ def _gates(total, BLOCK_B: tl.constexpr, BLOCK_U: tl.constexpr):
     return j, o, f, i
 
 
+@triton.jit
+def _cell_inputs(
+    at_c,
+    at_out,
+    state_mask,
+    inter_mask,
+    layer,
+    t,
+    time,
+    count,  # B · H
+    place,
+    real,
+    LAYERS: tl.constexpr,
+    SKIP: tl.constexpr,
+    STATE: tl.constexpr,
+    INTER: tl.constexpr,
+    BLOCK_B: tl.constexpr,
+    BLOCK_U: tl.constexpr,
+):
+    """What the cell reads besides the products: c, the sum of the layers below, and masks."""
+    c_old = tl.load(at_c, mask=real, other=0.0)
+    below = tl.zeros((BLOCK_B, BLOCK_U), tl.float32)
+    if SKIP:
+        below = tl.where(layer > 0, tl.load(at_out, mask=real, other=0.0), 0.0)
+    state_kept = tl.full((BLOCK_B, BLOCK_U), 1.0, tl.float32)
+    if STATE > 0:
+        step = (layer * time + tl.minimum(t + 1, time - 1)) if STATE == 2 else layer
+        state_kept = tl.load(state_mask + step * count + place, mask=real, other=0.0).to(tl.float32)
+    inter_kept = tl.full((BLOCK_B, BLOCK_U), 1.0, tl.float32)
+    if INTER > 0:
+        under = tl.minimum(layer, LAYERS - 2)  # the last layer does not use it
+        step = (under * time + t) if INTER == 2 else under
+        inter_kept = tl.load(inter_mask + step * count + place, mask=real, other=0.0).to(tl.float32)
+    return c_old, below, state_kept, inter_kept
+
+
 @triton.jit(do_not_specialize=["tick"])
 def forward_tick(
     tick,
@@ -114,38 +150,45 @@ def forward_tick(
     BLOCK_B: tl.constexpr,
     BLOCK_U: tl.constexpr,
     BLOCK_K: tl.constexpr,
+    EARLY: tl.constexpr,  # whether to load what the cell reads before the products
 ):
     """Advances every layer by one step."""
-    layer = tl.program_id(1)
+    # Row blocks vary fastest, so that programs which read the same weights run together.
+    layer = tl.program_id(2)
     t = tick - layer
     if (t < 0) | (t >= time):
         return
-    units = tl.program_id(0) * BLOCK_U + tl.arange(0, BLOCK_U)
-    rows = tl.program_id(2) * BLOCK_B + tl.arange(0, BLOCK_B)
+    units = tl.program_id(1) * BLOCK_U + tl.arange(0, BLOCK_U)
+    rows = tl.program_id(0) * BLOCK_B + tl.arange(0, BLOCK_B)
     place = rows[:, None] * H + units[None, :]
     real = rows[:, None] < B
-    # What the cell reads is loaded before the products, which hide the latency.
     at_bias = bias + layer * 4 * H + units
     bias_j, bias_o = tl.load(at_bias), tl.load(at_bias + H)
     bias_f, bias_i = tl.load(at_bias + 2 * H), tl.load(at_bias + 3 * H)
     at_c = c + (layer * (time + 1) + t) * B * H + place
-    c_old = tl.load(at_c, mask=real, other=0.0)
     at_out = out + t * B * H + place
-    below = tl.zeros((BLOCK_B, BLOCK_U), tl.float32)
-    if SKIP:
-        below = tl.where(layer > 0, tl.load(at_out, mask=real, other=0.0), 0.0)
-    state_kept = tl.full((BLOCK_B, BLOCK_U), 1.0, tl.float32)
-    if STATE > 0:
-        step = (layer * time + tl.minimum(t + 1, time - 1)) if STATE == 2 else layer
-        state_kept = tl.load(state_mask + step * B * H + place, mask=real, other=0.0).to(tl.float32)
-    inter_kept = tl.full((BLOCK_B, BLOCK_U), 1.0, tl.float32)
-    if INTER > 0:
-        under = tl.minimum(layer, LAYERS - 2)  # the last layer does not use it
-        step = (under * time + t) if INTER == 2 else under
-        inter_kept = tl.load(inter_mask + step * B * H + place, mask=real, other=0.0).to(tl.float32)
+    if EARLY:  # the products hide the latency of these loads
+        c_old, below, state_kept, inter_kept = _cell_inputs(
+            at_c,
+            at_out,
+            state_mask,
+            inter_mask,
+            layer,
+            t,
+            time,
+            B * H,
+            place,
+            real,
+            LAYERS,
+            SKIP,
+            STATE,
+            INTER,
+            BLOCK_B,
+            BLOCK_U,
+        )
     # One product for all four gates: its columns are BLOCK_U units of each.
     column = tl.arange(0, 4 * BLOCK_U)
-    columns = (column // BLOCK_U) * H + tl.program_id(0) * BLOCK_U + column % BLOCK_U
+    columns = (column // BLOCK_U) * H + tl.program_id(1) * BLOCK_U + column % BLOCK_U
     at_h = h + (layer * (time + 1) + t) * B * H
     total = _sums(
         x + (layer * time + t) * B * X,
@@ -162,6 +205,25 @@ def forward_tick(
         4 * BLOCK_U,
         BLOCK_K,
     )
+    if not EARLY:
+        c_old, below, state_kept, inter_kept = _cell_inputs(
+            at_c,
+            at_out,
+            state_mask,
+            inter_mask,
+            layer,
+            t,
+            time,
+            B * H,
+            place,
+            real,
+            LAYERS,
+            SKIP,
+            STATE,
+            INTER,
+            BLOCK_B,
+            BLOCK_U,
+        )
     j, o, f, i = _gates(total, BLOCK_B, BLOCK_U)
     j = tanh(j + bias_j[None, :])
     o = sigmoid(o + bias_o[None, :])

@@ -15,22 +15,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import triton
 from torch import Tensor
 
 from afterdrop.kernels.gpu_properties import processors
 from afterdrop.kernels.lstm_backward import backward_cell, backward_products
 from afterdrop.kernels.lstm_forward import forward_tick
 from afterdrop.kernels.lstm_start import start_window
+from afterdrop.kernels.mogrifier_rounds import LayerRounds, Rounds, RoundWeights
+from afterdrop.kernels.stack_sizes import StackSizes, stack_sizes
 
 UNIT = 32  # sizes are padded to multiples of it: 64 bytes of 16-bit elements
-PRODUCT_SPLITS = 4  # splits of each product of a backward tick, so that there are enough programs
-# Sizes of forward programs. The last two occupy a whole multiprocessor and its shared memory.
-_SMALL = {"BLOCK_U": 16, "BLOCK_K": 64, "num_warps": 4, "num_stages": 4}
-_LONG = {"BLOCK_U": 16, "BLOCK_K": 128, "num_warps": 4, "num_stages": 4}
-_WIDE = {"BLOCK_U": 32, "BLOCK_K": 128, "num_warps": 8, "num_stages": 4}
-_WIDE_BYTES = 200 * 2**10  # shared memory that the largest needs
-_PRODUCTS = {"BLOCK_N": 64, "BLOCK_K": 64, "num_warps": 4, "num_stages": 4}
 _BLOCK_CELL = 512  # elements per program that has no product
 
 
@@ -66,6 +60,8 @@ class StackShape:
         time: Steps per window.
         capped: Whether the input gate is capped at 1 − f; otherwise it is plain.
         skip: Whether the output is the sum of all layers; otherwise it is that of the last one.
+        rounds: Mogrifier rounds.
+        rank: Their rank.
     """
 
     inputs: int
@@ -75,6 +71,8 @@ class StackShape:
     time: int
     capped: bool = True
     skip: bool = True
+    rounds: int = 0
+    rank: int = 0
 
 
 class StackWeights:
@@ -94,9 +92,19 @@ class StackWeights:
         self.bias = torch.zeros(L, 4, H, device=device)
         self.hidden = shape.hidden
         self.inputs = (shape.inputs, *[shape.hidden] * (L - 1))
+        self.rounds: RoundWeights | None = None
+        if shape.rounds:
+            sizes = shape.rounds, shape.rank, L, max(X, H), padded(shape.rank)
+            self.rounds = RoundWeights(*sizes, self.w_x)
 
-    def pack(self, layers: Sequence[tuple[Tensor, Tensor, Tensor]]) -> None:
-        """Copies W_x [4H, E], W_h [4H, H] and the bias [4H] of each layer."""
+    def pack(
+        self,
+        layers: Sequence[tuple[Tensor, Tensor, Tensor]],
+        rounds: Sequence[LayerRounds] = (),
+    ) -> None:
+        """Copies W_x [4H, E], W_h [4H, H], the bias [4H] and the rounds of each layer."""
+        if self.rounds is not None:
+            self.rounds.pack(rounds)
         H = self.hidden
         for at, (w_x, w_h, bias) in enumerate(layers):
             self.w_x[at, :, :H, : self.inputs[at]].copy_(w_x.view(4, H, -1))
@@ -120,7 +128,7 @@ class Stack:
         state: How state masks are shared over time, or "none" without state masks.
         inter: How inter-layer masks are shared over time, or "none" without them.
         training: Whether to keep what `backward` needs.
-        sizes: Sizes of the forward programs; None for those of `forward_sizes`.
+        sizes: Sizes of programs; None for those of `stack_sizes`.
     """
 
     def __init__(
@@ -130,7 +138,7 @@ class Stack:
         state: StackSharing = "none",
         inter: StackSharing = "none",
         training: bool = True,
-        sizes: dict[str, int] | None = None,
+        sizes: StackSizes | None = None,
     ) -> None:
         self.shape, self.weights, self.training = shape, weights, training
         self.sharing = state, inter if shape.layers > 1 else "none"
@@ -146,7 +154,8 @@ class Stack:
         keep_as = fine(dtype)
         self.gates = torch.zeros(kept, dtype=keep_as, device=device)
         self.d_gates = torch.zeros(kept, dtype=dtype, device=device)
-        self.parts = torch.zeros(2, PRODUCT_SPLITS, L, B, H, device=device)
+        self.sizes = sizes or stack_sizes(H, L, B, *processors(device))
+        self.parts = torch.zeros(2, self.sizes.splits, L, B, H, device=device)
         self.dc = torch.zeros(L, B, H, device=device)
         self.masks = tuple(
             torch.ones(layers, time if sharing == "step" else 1, B, H, dtype=keep_as, device=device)
@@ -155,9 +164,12 @@ class Stack:
             for sharing, layers in zip(self.sharing, (L, max(1, L - 1)))
         )
         self.widths = [padded(shape.inputs), *[H] * (L - 1)]  # padded inputs of each layer
-        self.block_rows = min(64, max(16, triton.next_power_of_2(B)))
-        blocks = L * -(-B // self.block_rows)
-        self.sizes = sizes or forward_sizes(H, blocks, *processors(device))
+        self.rounds: Rounds | None = None
+        if weights.rounds is not None:
+            ones = shape.hidden if training else -1
+            self.rounds = Rounds(
+                weights.rounds, self.x, self.h, self.widths[0], ones, self.sizes.splits, training
+            )
 
     @property
     def ticks(self) -> int:
@@ -165,7 +177,11 @@ class Stack:
         return self.shape.time + self.shape.layers - 1
 
     def start(self, kept: Tensor | None = None) -> None:
-        """Continues from `last` and the last `c`; rows where `kept` [B] is 0 start from zero."""
+        """Continues from `last` and the last `c`; rows where `kept` is 0 start from zero.
+
+        Args:
+            kept: [B], or fewer rows, repeated for all samples of them; None to keep all.
+        """
         L, B, H = self.last.shape
         start_window[(-(-B * H // _BLOCK_CELL), L)](
             self.last,
@@ -177,6 +193,7 @@ class Stack:
             self.shape.time,
             B,
             H,
+            1 if kept is None else len(kept),
             self.shape.hidden if self.training else -1,
             RESETS=kept is not None,
             STATE=_SHARING[self.sharing[0]],
@@ -188,8 +205,10 @@ class Stack:
         shape, weights = self.shape, self.weights
         L, B, time = shape.layers, shape.rows, shape.time
         H, X = weights.w_h.shape[-1], weights.w_x.shape[-1]
-        grid = (H // self.sizes["BLOCK_U"], L, -(-B // self.block_rows))
+        grid = (-(-B // self.sizes.rows), H // self.sizes.forward["BLOCK_U"], L)
         for tick in range(self.ticks):
+            if self.rounds is not None:
+                self.rounds.forward(tick)
             forward_tick[grid](
                 tick,
                 self.x,
@@ -214,8 +233,8 @@ class Stack:
                 KEEP=self.training,
                 STATE=_SHARING[self.sharing[0]],
                 INTER=_SHARING[self.sharing[1]],
-                BLOCK_B=self.block_rows,
-                **self.sizes,
+                BLOCK_B=self.sizes.rows,
+                **self.sizes.forward,
             )
 
     def backward(self, dy: Tensor, mask: Tensor | None = None) -> None:
@@ -228,28 +247,30 @@ class Stack:
         shape, weights = self.shape, self.weights
         L, B, time = shape.layers, shape.rows, shape.time
         H, X = weights.w_h.shape[-1], weights.w_x.shape[-1]
-        products = (-(-H // _PRODUCTS["BLOCK_N"]) * -(-B // self.block_rows), 2 * L, PRODUCT_SPLITS)
+        blocks = -(-H // self.sizes.products["BLOCK_N"]) * -(-B // self.sizes.rows)
+        products = (blocks, 2 * L, self.sizes.splits)
         cells = (-(-B * H // _BLOCK_CELL), L)
-        sizes = {"LAYERS": L, "SPLITS": PRODUCT_SPLITS}
+        rounds, form = self.rounds, {"BLOCK_B": self.sizes.rows, **self.sizes.products}
+        sizes = {"LAYERS": L, "SPLITS": self.sizes.splits if rounds is None else 1}
         out = 0 if mask is None else min(2, len(mask))
         for tick in range(self.ticks):
-            backward_products[products](
-                tick,
-                self.d_gates,
-                weights.w_x,
-                weights.w_h,
-                self.parts,
-                time,
-                B,
-                H,
-                X,
-                **sizes,
-                BLOCK_B=self.block_rows,
-                **_PRODUCTS,
-            )
+            if rounds is None:
+                backward_products[products](
+                    tick,
+                    self.d_gates,
+                    weights.w_x,
+                    weights.w_h,
+                    self.parts,
+                    time,
+                    B,
+                    H,
+                    X,
+                    **sizes,
+                    **form,
+                )
             backward_cell[cells](
                 tick,
-                self.parts,
+                self.parts if rounds is None else rounds.parts,
                 dy,
                 self.dc,
                 self.c,
@@ -268,6 +289,8 @@ class Stack:
                 OUT=out,
                 BLOCK=_BLOCK_CELL,
             )
+            if rounds is not None:
+                rounds.backward(tick, self.d_gates, weights.w_x, weights.w_h, form)
 
     def recurrent_gradients(self, d_w_h: Tensor) -> None:
         """Writes the gradients of U [L, 4H₊, H₊], whose column H is the gradient of the bias."""
@@ -280,6 +303,17 @@ class Stack:
             x = self.x[layers, ..., :width].flatten(1, 2)
             product(d[layers], x, d_w_x[layers, :, :width])
 
+    def round_gradients(self, d_down: Tensor, d_up: Tensor) -> None:
+        """Writes the gradients of D [R, L, K₊, W₊] and U [R, L, W₊, K₊] of all rounds.
+
+        Column `rank` of the latter is the gradient of the bias.
+        """
+        assert self.rounds is not None
+        for number in range(self.rounds.count):
+            (d_z, read), (d_p, z) = self.rounds.operands(number)
+            product(d_z, read, d_down[number, ..., : read.shape[-1]])
+            product(d_p, z, d_up[number])
+
     def _d_gates_t(self) -> Tensor:
         """[L, 4H₊, time · B]."""
         return self.d_gates.flatten(3).flatten(1, 2).transpose(1, 2)
@@ -287,27 +321,10 @@ class Stack:
     def input_gradient(self) -> Tensor:
         """The gradient [time · B, inputs₊] of the first layer's dropped input."""
         width = self.widths[0]
+        if self.rounds is not None:
+            return self.rounds.d_x.flatten(0, 1)[:, :width]
         d = self.d_gates[0].flatten(0, 1).flatten(1)
         return product(d, self.weights.w_x[0].flatten(0, 1)[:, :width])
-
-
-def forward_sizes(hidden: int, blocks: int, processors: int, memory: int) -> dict[str, int]:
-    """Sizes of forward programs: the smallest that give each program its own multiprocessor.
-
-    Args:
-        hidden: H₊.
-        blocks: Layers times blocks of rows.
-        processors: Number of multiprocessors.
-        memory: Bytes of shared memory of each.
-
-    Example:
-        >>> forward_sizes(736, 4, 132, 2**18)["BLOCK_U"]
-        32
-    """
-    for sizes in (_LONG, _WIDE):
-        if hidden // sizes["BLOCK_U"] * blocks <= processors and memory >= _WIDE_BYTES:
-            return sizes
-    return _SMALL
 
 
 def _equal(widths: list[int]) -> list[tuple[slice, int]]:

@@ -13,13 +13,14 @@ import triton.language as tl
 def start_window(
     last,  # [L, B, H] float32, not dropped
     c,  # [L, time + 1, B, H] float32: the last step is copied to step 0
-    kept,  # [B], 0 where a row starts from zero
+    kept,  # [kept_rows], 0 where a row starts from zero; repeated for all B rows
     state_mask,  # [L, time or 1, B, H]
     h,  # [L, time + 1, B, H] dropped; step 0's is written
     dc,  # [L, B, H] float32, zeroed for the backward pass
     time,
     B,
     H,
+    kept_rows,
     ones,  # the unit whose h̃ is 1; -1 without one
     RESETS: tl.constexpr,
     STATE: tl.constexpr,  # 0 without masks, 1 for one mask per window, 2 for one per step
@@ -33,7 +34,7 @@ def start_window(
     at_c = c + layer * (time + 1) * B * H + place
     cell = tl.load(at_c + time * B * H, mask=real, other=0.0)
     if RESETS:
-        stays = tl.load(kept + place // H, mask=real, other=0.0) > 0
+        stays = tl.load(kept + place // H % kept_rows, mask=real, other=0.0) > 0
         state = tl.where(stays, state, 0.0)
         cell = tl.where(stays, cell, 0.0)
     if STATE > 0:

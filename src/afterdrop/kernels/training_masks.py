@@ -37,7 +37,37 @@ def _draw(mask, counter, count, seed, site, rate, BLOCK: tl.constexpr):
         tl.store(mask + index, kept.to(mask.dtype.element_ty), mask=index < count)
 
 
-def draw_mask(mask: Tensor, counter: Tensor, seed: int, site: int, rate: float) -> None:
+@triton.jit
+def _draw_part(mask, counter, count, seed, site, rate, run, whole, first, BLOCK: tl.constexpr):
+    """Draws elements of `_draw`'s mask: runs of `run` elements, `whole` apart, from `first` on."""
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    element = (index // run) * whole + first + index % run
+    lane = element % (BLOCK // 4)
+    zero = index * 0
+    words = tl.philox(
+        seed,
+        ((element // BLOCK) * (BLOCK // 4) + lane).to(tl.uint32),
+        (zero + tl.load(counter).to(tl.uint32)).to(tl.uint32),
+        (zero + site).to(tl.uint32),
+        zero.to(tl.uint32),
+    )
+    quarter = element % BLOCK // (BLOCK // 4)
+    word = tl.where(quarter == 0, words[0], words[1])
+    word = tl.where(quarter == 2, words[2], word)
+    word = tl.where(quarter == 3, words[3], word)
+    u = (word >> 8).to(tl.float32) * (1.0 / 16777216.0)
+    kept = tl.where(u >= rate, 1 / (1 - rate), 0.0)
+    tl.store(mask + index, kept.to(mask.dtype.element_ty), mask=index < count)
+
+
+def draw_mask(
+    mask: Tensor,
+    counter: Tensor,
+    seed: int,
+    site: int,
+    rate: float,
+    part: tuple[int, int, int] | None = None,
+) -> None:
     """Fills a mask with 0 and 1/(1 − rate).
 
     Args:
@@ -46,10 +76,17 @@ def draw_mask(mask: Tensor, counter: Tensor, seed: int, site: int, rate: float) 
         seed: The seed of the run.
         site: The number of the site.
         rate: Probability of dropping.
+        part: If the mask is part of a larger one: the length of each run of elements that are
+            consecutive in both, the distance of their starts in the larger mask, and the first
+            start. Four times as much work per element.
     """
     assert mask.is_contiguous()
     grid = (-(-mask.numel() // _BLOCK),)
-    _draw[grid](mask, counter, mask.numel(), seed, site, rate, BLOCK=_BLOCK)
+    options = mask, counter, mask.numel(), seed, site, rate
+    if part is None:
+        _draw[grid](*options, BLOCK=_BLOCK)
+    else:
+        _draw_part[grid](*options, *part, BLOCK=_BLOCK)
 
 
 @triton.jit
@@ -58,6 +95,7 @@ def _apply(
     mask,
     target,
     index,
+    factors,
     width,
     rows,
     source_stride,
@@ -66,6 +104,7 @@ def _apply(
     GATHER: tl.constexpr,
     SCATTER: tl.constexpr,
     MASK: tl.constexpr,
+    FACTORS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.program_id(0)
@@ -80,6 +119,8 @@ def _apply(
     x = tl.load(source + origin * source_stride + column, mask=inside, other=0.0).to(tl.float32)
     if MASK:
         x *= tl.load(mask + (row % rows) * mask_stride + column, mask=inside, other=0.0)
+    if FACTORS:
+        x *= tl.load(factors + tl.load(index + row)).to(tl.float32)
     at = target + place * target_stride + column
     if SCATTER:
         tl.atomic_add(at, x, mask=inside)
@@ -88,7 +129,12 @@ def _apply(
 
 
 def apply_mask(
-    source: Tensor, mask: Tensor | None, target: Tensor, width: int, index: Tensor | None = None
+    source: Tensor,
+    mask: Tensor | None,
+    target: Tensor,
+    width: int,
+    index: Tensor | None = None,
+    factors: Tensor | None = None,
 ) -> None:
     """Multiplies rows by a mask and rounds them to the dtype of the target.
 
@@ -98,12 +144,18 @@ def apply_mask(
         target: [R, ≥ width], whose first `width` columns are written.
         width: Number of columns.
         index: [R], the row of the table for each row.
+        factors: [V], with `index`: a factor for each row of the table; None for ones.
     """
-    _multiply(len(target), source, mask, target, width, index, scatter=False)
+    _multiply(len(target), source, mask, target, width, index, factors, scatter=False)
 
 
 def scatter_masked(
-    source: Tensor, mask: Tensor | None, target: Tensor, width: int, index: Tensor
+    source: Tensor,
+    mask: Tensor | None,
+    target: Tensor,
+    width: int,
+    index: Tensor,
+    factors: Tensor | None = None,
 ) -> None:
     """Adds rows times a mask to rows of a table, by atomic adds in no fixed order.
 
@@ -113,8 +165,9 @@ def scatter_masked(
         target: The table [V, ≥ width] float32.
         width: Number of columns.
         index: [R], the row of the table for each row.
+        factors: As in `apply_mask`.
     """
-    _multiply(len(source), source, mask, target, width, index, scatter=True)
+    _multiply(len(source), source, mask, target, width, index, factors, scatter=True)
 
 
 def _multiply(
@@ -124,17 +177,20 @@ def _multiply(
     target: Tensor,
     width: int,
     index: Tensor | None,
+    factors: Tensor | None,
     *,
     scatter: bool,
 ) -> None:
     """Runs the kernel over `count` rows; `index` refers to the target with `scatter`."""
     assert source.stride(-1) == target.stride(-1) == 1 and target.dim() == source.dim() == 2
+    assert factors is None or index is not None
     given = source if mask is None else mask
     _apply[(count, -(-width // _WIDE))](
         source,
         given,
         target,
         target if index is None else index,
+        source if factors is None else factors,
         width,
         len(given),
         source.stride(0),
@@ -143,5 +199,6 @@ def _multiply(
         GATHER=index is not None and not scatter,
         SCATTER=scatter,
         MASK=mask is not None,
+        FACTORS=factors is not None,
         BLOCK=_WIDE,
     )

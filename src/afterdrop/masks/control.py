@@ -24,6 +24,8 @@ from afterdrop.masks.rows import Layout, RowMask, Rows, draw_row_mask, row_unifo
 from afterdrop.masks.stochastic_depth import replaced_forwards
 from afterdrop.masks.uniforms import site_key
 
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_forward_hooks_always_called")
+
 
 class _Frame:
     """A running module: its name, which call of it this is, and its random operations so far."""
@@ -41,6 +43,9 @@ class OperatorMode(TorchFunctionMode, abc.ABC):
         rates: Declared attributes that hold the rates of masks which the model draws itself.
         places: Where dropout ran while no module was held. In held modules, dropout that their
             mode switches off is forced on at these places.
+
+    Attributes:
+        masked: Whether the running pass has come to its first mask, for passes under masks.
     """
 
     def __init__(
@@ -57,6 +62,7 @@ class OperatorMode(TorchFunctionMode, abc.ABC):
         self._frames: list[_Frame] = []
         self._calls: Counter[str] = Counter()
         self._thread = threading.get_ident()
+        self.masked = False
         self.switch_calls: list[Callable[[], None]] = []
         self.single_draw: float | None = None
 
@@ -115,6 +121,7 @@ class OperatorMode(TorchFunctionMode, abc.ABC):
         """One forward pass of the model, whose random operators are intercepted."""
         self._calls.clear()
         self._frames.clear()
+        self.masked = False
         with self:
             return self.model(*args, **kwargs)
 
@@ -126,16 +133,23 @@ class OperatorMode(TorchFunctionMode, abc.ABC):
         last after them, so that what a hook draws belongs to its module.
         """
         self._thread = threading.get_ident()
-        hooks = []
+        scripted = torch.jit.ScriptModule
+        modules = [module for module in self.model.modules() if not isinstance(module, scripted)]
+        # As torch's `register_forward_hook` does, without its handles: they take longer than a
+        # pass of a model with thousands of modules.
+        number = object()
         try:
-            for module in self.model.modules():
-                if not isinstance(module, torch.jit.ScriptModule):
-                    hooks.append(module.register_forward_pre_hook(self._enter, prepend=True))
-                    hooks.append(module.register_forward_hook(self._leave, always_call=True))
+            for module in modules:
+                hooks: Any = module.__dict__
+                hooks["_forward_pre_hooks"][number] = self._enter
+                hooks["_forward_pre_hooks"].move_to_end(number, last=False)
+                hooks["_forward_hooks"][number] = self._leave
+                hooks["_forward_hooks_always_called"][number] = True
             yield self
         finally:
-            for hook in hooks:
-                hook.remove()
+            for module in modules:
+                for table in _HOOKS:
+                    module.__dict__[table].pop(number, None)
 
     def _enter(self, module: nn.Module, args: Any) -> None:
         if threading.get_ident() == self._thread:
@@ -185,6 +199,7 @@ class Control(OperatorMode):
 
     Attributes:
         draw: Draws the masks: `draw_row_mask`, or a faster function with the same results.
+        before_mask: Called before the first mask of each pass, if it is not None.
     """
 
     def __init__(
@@ -197,18 +212,19 @@ class Control(OperatorMode):
     ) -> None:
         super().__init__(model, held, rates, places=layouts)
         self.layouts = layouts
-        self._volatile = [model.get_submodule(name) for name in volatile]
+        self.volatile = [model.get_submodule(name) for name in volatile]
         self.draw: Callable[..., RowMask] = draw_row_mask
+        self.before_mask: Callable[[], None] | None = None
         self._rows: Rows | None = None
 
     def forward(self, rows: Rows, *args: Any, **kwargs: Any) -> Any:
         """One forward pass of the model with the masks of `rows`."""
         self._rows = rows
-        before = [dict(module.__dict__) for module in self._volatile]
+        before = [dict(module.__dict__) for module in self.volatile]
         try:
             return self.run(*args, **kwargs)
         finally:
-            for module, attributes in zip(self._volatile, before):
+            for module, attributes in zip(self.volatile, before):
                 for name in module.__dict__.keys() - attributes.keys():
                     del module.__dict__[name]
                 module.__dict__.update(attributes)
@@ -236,7 +252,11 @@ class Control(OperatorMode):
         return row_uniforms(rows, _key(rows, call), layout, like)
 
     def _running(self) -> Rows:
+        """The rows of the running pass, which now comes to a mask."""
         assert self._rows is not None
+        if not self.masked and self.before_mask is not None:
+            self.before_mask()
+        self.masked = True
         return self._rows
 
     def _layout(self, place: Place, op: str) -> Layout:

@@ -8,7 +8,8 @@ are alive at once; chunks are sized by this number.
 
 import random
 import weakref
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from afterdrop.masks.control import OperatorMode
 
+T = TypeVar("T")
 GLOBAL_GENERATORS = "python random or numpy"  # the operation of their draws
 
 
@@ -32,32 +34,50 @@ class Detector(TorchDispatchMode):
 
     Args:
         mode: The operator mode of the pass, which knows the running module.
+        by_module: Whether draws from Python's and NumPy's global generators are attributed to
+            modules, which reads both whenever a module begins or ends.
 
     Attributes:
         draws: The draws, in order.
         coarsest: The floating-point dtype with the fewest digits that the pass computed with.
         peak_bytes: The most bytes that were alive at once, besides the weights.
+        largest_bytes: The bytes of the largest tensor among them.
     """
 
-    def __init__(self, mode: OperatorMode) -> None:
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """No: torch would import its compiler, which takes seconds and is not used here."""
+        return False
+
+    def __init__(self, mode: OperatorMode, *, by_module: bool = False) -> None:
         super().__init__()
-        self.mode = mode
+        self.mode, self._by_module = mode, by_module
         self.draws: list[Draw] = []
         self.coarsest: torch.dtype | None = None
-        self.peak_bytes = 0
+        self.peak_bytes = self.largest_bytes = 0
         weights = [*mode.model.parameters(), *mode.model.buffers()]
-        self._weights = {tensor.untyped_storage().data_ptr() for tensor in weights}
+        self._weights = {_address(tensor) for tensor in weights}
         self._live: dict[int, int] = {}
         self._bytes = 0
+        self._before = random.getstate(), np.random.get_state()
         self._generators = _python_generators()
 
     def __enter__(self) -> "Detector":
-        self.mode.switch_calls.append(self._watch_generators)
+        if self._by_module:
+            self.mode.switch_calls.append(self._watch_generators)
         return super().__enter__()
 
     def __exit__(self, *exc: Any) -> None:
-        self.mode.switch_calls.remove(self._watch_generators)
+        if self._by_module:
+            self.mode.switch_calls.remove(self._watch_generators)
         super().__exit__(*exc)
+
+    def rewound_generators(self) -> bool:
+        """Whether Python's or NumPy's global generator was used; both are set back."""
+        used = _python_generators() != self._generators
+        random.setstate(self._before[0])
+        np.random.set_state(self._before[1])
+        return used
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -78,6 +98,7 @@ class Detector(TorchDispatchMode):
             return
         self._live[address] = size
         self._bytes += size
+        self.largest_bytes = max(self.largest_bytes, size)
         self.peak_bytes = max(self.peak_bytes, self._bytes)
         weakref.finalize(tensor, self._release, address)
 
@@ -90,6 +111,22 @@ class Detector(TorchDispatchMode):
         if now != self._generators and self.mode.running:
             self.draws.append(Draw(self.mode.module, GLOBAL_GENERATORS))
         self._generators = now
+
+
+def detected(mode: OperatorMode, run: Callable[[], T]) -> tuple[T, Detector]:
+    """What `run` returns, passes under a mode, and what was detected in them.
+
+    Reading the global generators at every module takes longer than a pass of a model with
+    thousands of modules, so passes run again for it only if these generators were used.
+    """
+    detector = Detector(mode)
+    with detector:
+        output = run()
+    if detector.rewound_generators():
+        detector = Detector(mode, by_module=True)
+        with detector:
+            output = run()
+    return output, detector
 
 
 def coarser(dtype: torch.dtype, other: torch.dtype | None) -> torch.dtype:
@@ -115,10 +152,13 @@ def describe_draws(draws: list[Draw]) -> str:
 
 
 def _address(tensor: Tensor) -> int:
-    """The data pointer; for packed weights of oneDNN, which have none, the object's identity."""
+    """The data pointer; the object's identity for tensors without one.
+
+    Packed weights of oneDNN have none, nor have subclasses that hold other tensors.
+    """
     try:
         return tensor.untyped_storage().data_ptr()
-    except NotImplementedError:
+    except (NotImplementedError, RuntimeError):
         return id(tensor)
 
 

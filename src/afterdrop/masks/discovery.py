@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from afterdrop.errors import SiteError
-from afterdrop.masks.detector import GLOBAL_GENERATORS, Detector, describe_draws
+from afterdrop.masks.detector import GLOBAL_GENERATORS, describe_draws, detected
 from afterdrop.masks.dry_run import DryRun, Recorder, Visit
 from afterdrop.masks.model_call import output_tensor, without_fast_path
 from afterdrop.masks.model_guard import ModelState
@@ -34,6 +34,7 @@ class Discovery(NamedTuple):
     Attributes:
         visits: The random operations that can be controlled.
         row_bytes: Bytes alive at the peak of the pass, per row.
+        largest_bytes: Bytes of its largest tensor, per row.
         off: Modules to keep in eval mode because they do more than dropout, with the reason.
         volatile: Modules whose attributes the pass changed.
         output: The logits; nothing was dropped.
@@ -41,6 +42,7 @@ class Discovery(NamedTuple):
 
     visits: list[Visit]
     row_bytes: int
+    largest_bytes: int
     off: list[tuple[str, str]]
     volatile: frozenset[str]
     output: Tensor
@@ -54,9 +56,8 @@ def discover(dry: DryRun, held: set[str]) -> Discovery:
         held: Names of modules that stay in eval mode.
     """
     recorder = Recorder(dry.model, frozenset(held), dry.rates)
-    detector, state = Detector(recorder), ModelState(dry.model, by_value=True)
-    with detector:
-        output = dry.run(recorder)
+    state = ModelState(dry.model, by_value=True)
+    output, detector = detected(recorder, lambda: dry.run(recorder))
     dry.dtype = detector.coarsest
     changed = state.changed()
     hidden = [draw for draw in detector.draws if draw.op in _MASK_KERNELS]
@@ -82,8 +83,10 @@ def discover(dry: DryRun, held: set[str]) -> Discovery:
     for name in sorted(_with_buffers(dry, changed) - set(off)):
         off[name] = "changes its buffers in training"
     row_bytes = -(-detector.peak_bytes // dry.batch)
+    largest = -(-detector.largest_bytes // dry.batch)
     volatile = frozenset(changed)
-    return Discovery(list(recorder.visits), row_bytes, sorted(off.items()), volatile, output)
+    visits = list(recorder.visits)
+    return Discovery(visits, row_bytes, largest, sorted(off.items()), volatile, output)
 
 
 def _draws_matter(dry: DryRun, recorder: Recorder, output: Tensor) -> bool:
@@ -168,9 +171,8 @@ def confirm(dry: DryRun, held: set[str], before: list[Visit]) -> tuple[list[Visi
         SiteError: If something else is still random, or if dropout is lost.
     """
     recorder = dry.recorder(held, before)
-    detector, state = Detector(recorder), ModelState(dry.model, by_value=True)
-    with detector:
-        output = dry.run(recorder)
+    state = ModelState(dry.model, by_value=True)
+    output, detector = detected(recorder, lambda: dry.run(recorder))
     changed = sorted(_with_buffers(dry, state.changed()))
     if changed:
         raise SiteError(
@@ -238,16 +240,20 @@ def _at_rate_zero(dry: DryRun, recorder: Recorder) -> Iterator[Tensor]:
 
 def _eval_output(dry: DryRun) -> Tensor:
     """The logits of model.eval(), which must be the same each time."""
-    recorder = Recorder(dry.model)
-    detector, state = Detector(recorder), ModelState(dry.model, by_value=True)
-    outputs = []
-    for number in range(2):
-        inputs, kwargs = dry.take()
-        torch.manual_seed(torch.initial_seed() + number)
-        with evaluating(dry.model), recorder.watching(), detector:
-            outputs.append(output_tensor(dry.model(*inputs, **kwargs), dry.logits))
-    if dry.same(*outputs):
-        return outputs[0]
+    recorder, state = Recorder(dry.model), ModelState(dry.model, by_value=True)
+
+    def twice() -> Iterator[Tensor]:
+        for number in range(2):
+            inputs, kwargs = dry.take()
+            torch.manual_seed(torch.initial_seed() + number)
+            yield output_tensor(dry.model(*inputs, **kwargs), dry.logits)
+
+    with evaluating(dry.model):
+        outputs = list(twice())
+        if dry.same(*outputs):
+            return outputs[0]
+        with recorder.watching():  # only now: watching takes longer than the passes
+            _, detector = detected(recorder, lambda: list(twice()))
     if detector.draws:
         raise SiteError(
             f"random numbers are drawn even in eval mode: {describe_draws(detector.draws)}. The "

@@ -8,11 +8,12 @@ The mode of a model and its other state: `model_guard`.
 """
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
 from afterdrop.errors import DataError
@@ -57,10 +58,25 @@ def check_inputs(inputs: Any) -> None:
             check_inputs(value)
 
 
+def is_movable(value: Any) -> bool:
+    """Whether an input is an object with tensors and a method `to`, such as PyG's `Data`."""
+    return callable(getattr(value, "to", None)) and not isinstance(
+        value, Tensor | nn.Module | Mapping | Sequence | PackedSequence
+    )
+
+
+def plain(tensor: Tensor) -> Tensor:
+    """A tensor without metadata: rows of MONAI's MetaTensor cannot be taken at will."""
+    convert = getattr(tensor, "as_tensor", None)
+    return convert() if callable(convert) else tensor
+
+
 def tensors(inputs: Any) -> list[Tensor]:
-    """All tensors in nested tuples, lists and mappings, in order."""
+    """All tensors in nested tuples, lists, mappings and movable objects, in order."""
     if isinstance(inputs, Tensor):
         return [inputs]
+    if is_movable(inputs):
+        return tensors(inputs.to_dict() if hasattr(inputs, "to_dict") else vars(inputs))
     if isinstance(inputs, Mapping):
         return [tensor for value in inputs.values() for tensor in tensors(value)]
     if isinstance(inputs, Sequence) and not isinstance(inputs, str | bytes):
@@ -72,8 +88,8 @@ def take_rows(inputs: Any, batch_dim: int, batch: int, start: int, stop: int, co
     """Copies the examples start:stop of nested inputs.
 
     Args:
-        inputs: Tensors whose dimension `batch_dim` has size `batch` are copied; everything else is
-            returned as it is.
+        inputs: Tensors whose dimension `batch_dim` has size `batch` are copied; an object with a
+            method `to` can only be taken whole; everything else is returned as it is.
         batch_dim: The batch dimension.
         batch: The batch size.
         start: The first example.
@@ -88,7 +104,7 @@ def take_rows(inputs: Any, batch_dim: int, batch: int, start: int, stop: int, co
     if isinstance(inputs, Tensor):
         if inputs.dim() <= batch_dim or inputs.shape[batch_dim] != batch:
             return inputs
-        part = inputs.narrow(batch_dim, start, stop - start)
+        part = plain(inputs).narrow(batch_dim, start, stop - start)
         if copies == 1:
             return part.clone()  # the model may write into its input
         times = [1] * part.dim()
@@ -100,7 +116,24 @@ def take_rows(inputs: Any, batch_dim: int, batch: int, start: int, stop: int, co
         return type(inputs)(*(take_rows(v, batch_dim, batch, start, stop, copies) for v in inputs))
     if isinstance(inputs, list | tuple):
         return type(inputs)(take_rows(v, batch_dim, batch, start, stop, copies) for v in inputs)
+    if is_movable(inputs):
+        if (start, stop, copies) != (0, batch, 1):
+            raise TypeError(f"the examples of a {type(inputs).__name__} cannot be copied")
+        return copy.copy(inputs)  # the model may write to its attributes
     return inputs
+
+
+def map_tensors(inputs: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Nested inputs with every tensor changed; an object with a method `to` is copied."""
+    if isinstance(inputs, Tensor):
+        return change(inputs)
+    if isinstance(inputs, Mapping):
+        return {key: map_tensors(value, change) for key, value in inputs.items()}
+    if isinstance(inputs, tuple) and hasattr(inputs, "_fields"):
+        return type(inputs)(*(map_tensors(value, change) for value in inputs))
+    if isinstance(inputs, list | tuple):
+        return type(inputs)(map_tensors(value, change) for value in inputs)
+    return copy.copy(inputs) if is_movable(inputs) else inputs
 
 
 def output_tensor(output: Any, place: LogitsPlace | None = None) -> Tensor:

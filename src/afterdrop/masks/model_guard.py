@@ -24,6 +24,14 @@ _registry = threading.Lock()
 _locks: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
 _copies = WeakTensorKeyDictionary()  # of buffers: their version, and their values in it
 _TABLES = ("_parameters", "_buffers", "_modules")  # what a module registers, by name
+# Also changed in place: transformers' models register hooks in their first pass.
+_HOOKS = (
+    "_forward_hooks",
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks",
+    "_forward_pre_hooks_with_kwargs",
+)
 _PLAIN = (bool, int, float, str)  # compared by value; other objects by identity
 
 
@@ -105,7 +113,7 @@ _eager = _Eager()
 
 
 class ModelState:
-    """Buffers, attributes and registered objects of all modules of a model.
+    """Buffers, attributes, hooks and registered objects of all modules of a model.
 
     Args:
         model: The module.
@@ -139,6 +147,9 @@ class ModelState:
         self._tables = [
             {table: dict(module.__dict__[table]) for table in _TABLES} for module in self.modules
         ]
+        self._hooks = [
+            {table: dict(module.__dict__[table]) for table in _HOOKS} for module in self.modules
+        ]
         self._buffers = [
             (buffer, *_copied(buffer, again=by_value))
             for module in self.modules
@@ -159,7 +170,8 @@ class ModelState:
             now = {k: v for k, v in module.__dict__.items() if k not in (*_TABLES, "training")}
             names = _differing(now, {k: v for k, v in attributes.items() if k != "training"})
             for table, before in tables.items():
-                names |= _differing(module.__dict__[table], before)
+                if module.__dict__[table] or before:
+                    names |= _differing(module.__dict__[table], before)
             names |= {key for key, buffer in module._buffers.items() if id(buffer) in written}
             if names:
                 found[name] = names
@@ -167,10 +179,12 @@ class ModelState:
 
     def restore(self) -> None:
         """Restores everything, modes too."""
-        for module, attributes, tables in zip(self.modules, self._attributes, self._tables):
+        for module, attributes, tables, hooks in zip(
+            self.modules, self._attributes, self._tables, self._hooks
+        ):
             now = module.__dict__
-            for table, before in tables.items():
-                if _differing(now[table], before):
+            for table, before in {**tables, **hooks}.items():
+                if (now[table] or before) and _differing(now[table], before):
                     now[table].clear()
                     now[table].update(before)
             for name in now.keys() - attributes.keys() - set(_TABLES):

@@ -226,7 +226,7 @@ def draw_row_mask(
     threshold: Tensor | float = rates[0]
     if len(rates) > 1:
         column = [len(rates)] + [1] * (u.dim() - at - 1)
-        threshold = torch.tensor(rates, dtype=torch.float32, device=like.device).view(column)
+        threshold = torch.tensor(rates, dtype=torch.float32).to(like.device).view(column)
     sizes = tuple(flattened + unfolded if at > layout.dim else unfolded + flattened)
     return RowMask(_at_least(u, threshold, like.dtype), threshold, layout.dim, sizes)
 

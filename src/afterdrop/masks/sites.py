@@ -7,6 +7,7 @@
     3. find layouts  with twice the rows, and with one row: where the rows lie in each mask, and
                      whether rows are independent, so that samples can be batched with the examples
     4. check eval    with every rate at 0, the output must be that of model.eval()
+    5. find prefix   which modules finish before the first site, so that they run once per batch
 What cannot be verified raises a `SiteError` that names the modules and the remedy.
 """
 
@@ -31,10 +32,12 @@ from afterdrop.masks.dry_run import DryRun, Visit, find_layouts
 from afterdrop.masks.model_call import LogitsPlace, full_precision
 from afterdrop.masks.model_guard import Reset, guarded
 from afterdrop.masks.operators import Place
+from afterdrop.masks.prefix import Prefix
+from afterdrop.masks.prefix_search import find_prefix
 from afterdrop.masks.rows import Layout
 from afterdrop.masks.stochastic_depth import drop_path_of
 
-_SHOWN = 3  # modules per line of what is left off
+_SHOWN = 3  # modules per line
 _NORMS = nn.modules.batchnorm._NormBase
 
 
@@ -71,6 +74,9 @@ class Sites:
         held: Names of all modules that stay in eval mode.
         layouts: Where the rows lie in each mask.
         volatile: Names of modules whose attributes a forward pass changes.
+        largest_bytes: Bytes of the largest tensor of a pass, per row.
+        prefix: The modules before the first site, which run once per batch; None if all modules
+            run in each pass.
     """
 
     sites: tuple[Site, ...]
@@ -82,6 +88,8 @@ class Sites:
     held: frozenset[str] = dataclasses.field(repr=False)
     layouts: dict[Place, Layout] = dataclasses.field(repr=False)
     volatile: frozenset[str] = dataclasses.field(default=frozenset(), repr=False)
+    largest_bytes: int = 0
+    prefix: Prefix | None = dataclasses.field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.sites)
@@ -98,6 +106,20 @@ class Sites:
     def shared(self) -> bool:
         """Whether examples share a mask, which makes their mask errors dependent."""
         return any(layout.dim is None for layout in self.layouts.values())
+
+    @property
+    def sampled_row_bytes(self) -> int:
+        """Bytes alive at the peak of a pass under masks, per row."""
+        return self.row_bytes if self.prefix is None else self.prefix.row_bytes
+
+    @property
+    def sampled_largest_bytes(self) -> int:
+        """Bytes of the largest tensor of a pass under masks, per row."""
+        return self.largest_bytes if self.prefix is None else self.prefix.largest_bytes
+
+    def without_prefix(self) -> Self:
+        """These sites for passes that run all modules."""
+        return dataclasses.replace(self, prefix=None)
 
     def drawn_per_pass(self) -> Self:
         """These sites with masks that are drawn for a whole pass, whose rows are not the examples.
@@ -126,10 +148,11 @@ class Sites:
             lines.append(f"{site.name:<{width}}  {site.op:<15}  {rate:>6}  {site.calls:>5}")
         how = "batched with the examples" if self.batched else f"one per pass ({self.reason})"
         lines.append(f"{len(self)} sites, {self.calls} random operations per pass; samples: {how}")
+        if self.prefix is not None:
+            lines.append(f"computed once per batch: {_shown(self.prefix.names)}")
         for what in dict.fromkeys(what for _, what in self.off):
             names = [name or "(root)" for name, other in self.off if other == what]
-            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-            lines.append(f"left off: {', '.join(names[:_SHOWN])}{more}: {what}")
+            lines.append(f"left off: {_shown(names)}: {what}")
         return "\n".join(lines)
 
     @property
@@ -173,6 +196,7 @@ def find_sites(
     batch_dim: int = 0,
     logits: LogitsPlace | None = None,
     reset: Reset | None = None,
+    compute_once: bool = True,
     **kwargs: Any,
 ) -> Sites:
     """Finds every dropout site of a module.
@@ -190,6 +214,8 @@ def find_sites(
             index, a key or a function of the output.
         reset: Called with the model before each forward pass, to forget state that it keeps
             between calls.
+        compute_once: Whether to look for modules that finish before the first site: their output
+            does not depend on masks, and can be computed once per batch for all samples.
         **kwargs: Keyword inputs of the model.
 
     Returns:
@@ -204,6 +230,7 @@ def find_sites(
         site  operator           rate  calls
         1     dropout             0.5      1
         1 sites, 1 random operations per pass; samples: batched with the examples
+        computed once per batch: 0
     """
     check_model(model)
     rates = (rates,) if isinstance(rates, str) else tuple(rates)
@@ -214,10 +241,10 @@ def find_sites(
     with torch.no_grad(), guarded(model, reset), full_precision():
         dry = DryRun(model, inputs, kwargs, rates, batch_dim, logits)
         with dry.undone():
-            return _find_sites(dry, noise)
+            return _find_sites(dry, noise, compute_once=compute_once)
 
 
-def _find_sites(dry: DryRun, noise: tuple[str, ...]) -> Sites:
+def _find_sites(dry: DryRun, noise: tuple[str, ...], *, compute_once: bool) -> Sites:
     model = dry.model
     for module in model.modules():  # before draws are watched: modules are tried by drawing
         drop_path_of(module)
@@ -232,7 +259,7 @@ def _find_sites(dry: DryRun, noise: tuple[str, ...]) -> Sites:
     layouts, batched, reason = find_layouts(dry, held, visits)
     check_eval_output(dry, held, layouts, output)
     off = (*found.off, *((name, "declared as noise") for name in noise))
-    return Sites(
+    found_sites = Sites(
         _sites(visits),
         off,
         dry.rates,
@@ -242,7 +269,17 @@ def _find_sites(dry: DryRun, noise: tuple[str, ...]) -> Sites:
         frozenset(held),
         layouts,
         found.volatile,
+        found.largest_bytes,
     )
+    if not compute_once:
+        return found_sites
+    prefix = find_prefix(dry, found_sites.control(model), batched=batched)
+    return dataclasses.replace(found_sites, prefix=prefix)
+
+
+def _shown(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(names[:_SHOWN])}{more}"
 
 
 def _is_plain_norm(module: nn.Module) -> bool:

@@ -58,9 +58,9 @@ def drop_path_of(module: nn.Module) -> DropPath | None:
         >>> drop_path_of(nn.Dropout(0.25)) is None
         True
     """
-    if any(True for _ in module.children()) or any(True for _ in module.parameters()):
-        return None
     if type(module).__module__.startswith("torch.nn."):
+        return None
+    if any(True for _ in module.children()) or any(True for _ in module.parameters()):
         return None
     tried, found = _known.get(module, (set[str](), None))
     for name, rate in _rates(module).items():

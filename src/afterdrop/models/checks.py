@@ -48,6 +48,19 @@ def check_size(name: str, value: object) -> None:
         )
 
 
+def check_count(name: str, value: object) -> None:
+    """Requires a whole number of at least 0.
+
+    Example:
+        >>> check_count("mogrifier_rounds", 5)
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ModelError(
+            f"{name} is {value!r}; it must be a whole number of at least 0. Give an int, 0 for "
+            "none."
+        )
+
+
 def check_sizes(name: str, values: object, *, least: int = 1) -> None:
     """Requires a sequence of at least `least` positive whole numbers.
 

@@ -59,7 +59,7 @@ def tensors_fingerprint(tensors: Mapping[str, Tensor], chunks_at_once: int | Non
     state = {name: tensors[name].detach() for name in sorted(tensors)}
     sums = [_sums(tensor, chunks_at_once) for tensor in state.values()]
     # One copy for all sums, so that the CPU waits for a GPU only once.
-    found = torch.stack([s.to(sums[0].device) for s in sums]).tolist() if sums else []
+    found = torch.stack([s.to(sums[0].device) for s in sums]).cpu().tolist() if sums else []
     total = hashlib.blake2b(digest_size=12)
     for (name, tensor), own in zip(state.items(), found):
         total.update(f"{name} {tuple(tensor.shape)} {tensor.dtype} {own}\n".encode())

@@ -19,6 +19,7 @@ from afterdrop.transfer import upload
 
 _ALIGN = 8  # classes are padded to a multiple of it, which aligns products with the table
 _SHARINGS = ("step", "sequence")
+MOST_RANK = 255  # of Mogrifier rounds: a program holds whole rows of a factor
 # The values of every field of `LanguageModelConfig` that the kernels support.
 SUPPORTED: Table = {
     "vocabulary": "any",
@@ -36,14 +37,26 @@ SUPPORTED: Table = {
     ),
     "layer_norm": (False,),
     "forget_bias": "any",
+    "mogrifier_rounds": "any",
+    "mogrifier_rank": lambda config: (
+        None
+        if config.mogrifier_rounds == 0 or 0 < config.mogrifier_rank <= MOST_RANK
+        else f"mogrifier_rank is {config.mogrifier_rank}"
+    ),
     "input_dropout": "any",
     "inter_layer_dropout": "any",
     "state_dropout": "any",
     "update_dropout": (0.0,),
     "output_dropout": "any",
     "projection_dropout": "any",
-    "embedding_dropout": (0.0,),
-    "embedding_rows": "any",  # without embedding dropout it has no effect
+    "embedding_dropout": "any",
+    # Without embedding dropout it has no effect.
+    "embedding_rows": lambda config: (
+        None
+        if config.embedding_rows == "input" or config.embedding_dropout == 0
+        else f"embedding_rows is {config.embedding_rows!r}"
+    ),
+    "softmax_components": (1,),
     "input_sharing": _SHARINGS,
     "inter_layer_sharing": (None, *_SHARINGS),
     "state_sharing": _SHARINGS,
@@ -106,13 +119,16 @@ class Copies:
             time,
             capped=config.input_gate == "capped",
             skip=config.stacking == "skip",
+            rounds=config.mogrifier_rounds,
+            rank=config.mogrifier_rank,
         )
 
     @torch.no_grad()
     def pack(self) -> None:
         """Copies the current weights of the model."""
-        model = self.model
-        self.stack.pack([(y.weight_x, y.weight_h, y.bias) for y in lstm_layers(model)])
+        model, layers = self.model, lstm_layers(self.model)
+        rounds = [layer.mogrifier.rounds for layer in layers]
+        self.stack.pack([(y.weight_x, y.weight_h, y.bias) for y in layers], rounds)
         _copy(self.embedding, model.embedding)
         if model.softmax is not None:
             _copy(self.softmax, model.softmax)

@@ -4,6 +4,8 @@
     gate biases    σ = √(1.3 / H), random; the forget gate's around `forget_bias`
     embeddings     actual sd exactly √(1 / E), untied softmax too; softmax bias 0
     projection     semi-orthogonal
+    Mogrifier      low rank K: both factors σ = (1 / (fan-in · K))^¼, so that the sd of an entry of
+                   their product is 0.774/√fan-in; a full matrix as gate weights; biases 0
 
 The two corrections for the truncation (1.3 inside the root, and an exact division) differ on
 purpose.
@@ -45,6 +47,19 @@ def gate_normal_(
         True
     """
     return truncated_normal_(tensor, math.sqrt(1.3 / fan_in), mean, generator)
+
+
+def factor_normal_(
+    tensor: Tensor, fan_in: int, rank: int, generator: torch.Generator | None = None
+) -> Tensor:
+    """Fills one of the two factors of a matrix of low rank: σ = (1 / (fan_in · rank))^¼.
+
+    Example:
+        >>> up, down = (factor_normal_(torch.empty(s), 100, 9) for s in ((100, 9), (9, 100)))
+        >>> bool(abs((up @ down).std() * 10 / 0.774 - 1) < 0.1)
+        True
+    """
+    return truncated_normal_(tensor, (fan_in * rank) ** -0.25, generator=generator)
 
 
 def embedding_normal_(tensor: Tensor, generator: torch.Generator | None = None) -> Tensor:

@@ -3,12 +3,18 @@
     y = D_out(stack(D_emb(table)[tokens]))         logits = y tableᵀ + b
     with E ≠ H:  y = D_proj(D_out(stack(·)) P)     P of H×E without bias or nonlinearity
 
-The temperature is not part of the model: it divides log-probabilities afterwards (`family`).
+With several softmax components the output is a mixture of softmaxes (`softmax_mixture`), whose
+log-probabilities are returned in the place of logits.
+
+The temperature is not part of the model: it divides log-probabilities afterwards (`family`). One
+that acts on the components of a mixture is set for a while (`SoftmaxMixture.tempered`).
 
 Legend: B rows, time steps, V token types, E embedding units, H hidden units.
 """
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +23,9 @@ from torch import Tensor, nn
 from afterdrop.models.checks import ModelError
 from afterdrop.models.initial import embedding_normal_
 from afterdrop.models.mask import Drop, DropoutSite, MaskConfig
+from afterdrop.models.mixture_targets import target_log_probs
 from afterdrop.models.model_config import LanguageModelConfig
+from afterdrop.models.softmax_mixture import SoftmaxMixture
 from afterdrop.models.stack import LSTMStack, StackState
 
 
@@ -32,6 +40,24 @@ class RowMask(DropoutSite):
     def forward(self, table_VE: Tensor) -> Tensor | None:
         """The mask, or None if nothing is dropped."""
         return self.draw((len(table_VE), 1), table_VE)
+
+
+class Activations(NamedTuple):
+    """What a pass computes on its way to the logits.
+
+    Attributes:
+        top_tBH: The output of the stack.
+        dropped_tBH: The same after output dropout, before the projection.
+        features: The input of the softmax [B, time, E].
+        state: The state after the window.
+        rows_V1: The mask of the softmax table's rows; None if they are not dropped.
+    """
+
+    top_tBH: Tensor
+    dropped_tBH: Tensor
+    features: Tensor
+    state: StackState
+    rows_V1: Tensor | None
 
 
 class LanguageModel(nn.Module):
@@ -66,6 +92,8 @@ class LanguageModel(nn.Module):
             stacking=config.stacking,
             layer_norm=config.layer_norm,
             forget_bias=config.forget_bias,
+            mogrifier_rounds=config.mogrifier_rounds,
+            mogrifier_rank=config.mogrifier_rank,
             input_dropout=config.mask("input"),
             inter_layer_dropout=config.mask("inter_layer"),
             state_dropout=config.mask("state"),
@@ -73,11 +101,18 @@ class LanguageModel(nn.Module):
             generator=generator,
         )
         self.output_dropout = Drop(config.mask("output"))
-        self.projection = nn.Parameter(torch.empty(size, top)) if size != top else None
-        self.projection_dropout = Drop(config.mask("projection")) if size != top else None
+        mixes, dropout = config.softmax_components > 1, config.mask("projection")
+        projects = size != top and not mixes
+        self.projection = nn.Parameter(torch.empty(size, top)) if projects else None
+        self.projection_dropout = Drop(dropout) if projects else None
         self.softmax = None if config.tied else nn.Parameter(torch.empty_like(self.embedding))
         self.softmax_bias = nn.Parameter(torch.zeros(config.vocabulary))
         self._reset_own_parameters(generator)
+        self.mixture = (
+            SoftmaxMixture(config.softmax_components, top, size, dropout, generator)
+            if mixes
+            else None
+        )
 
     @torch.no_grad()
     def reset_parameters(self, generator: torch.Generator | None = None) -> None:
@@ -85,6 +120,8 @@ class LanguageModel(nn.Module):
         for layer in self.stack.layers:
             layer.reset_parameters(generator)  # type: ignore[operator]
         self._reset_own_parameters(generator)
+        if self.mixture is not None:
+            self.mixture.reset_parameters(generator)
 
     @torch.no_grad()
     def _reset_own_parameters(self, generator: torch.Generator | None) -> None:
@@ -106,14 +143,19 @@ class LanguageModel(nn.Module):
         return self.stack.initial_state(batch)
 
     def forward(self, tokens: Tensor, state: StackState | None = None) -> tuple[Tensor, StackState]:
-        """Logits [B, time, V] of each next token, and the state after the window."""
-        features, state, rows = self._features(tokens, state)
-        return self._output(features, rows), state
+        """Logits [B, time, V] of each next token, and the state after the window.
+
+        A mixture of softmaxes has no logits: these are its log-probabilities.
+        """
+        found = self.activations(tokens, state)
+        return self.logits(found), found.state
 
     def features(
         self, tokens: Tensor, state: StackState | None = None
     ) -> tuple[Tensor, StackState]:
         """The input of the softmax [B, time, E], after dropout and projection, and the state.
+
+        With a mixture it is [B, time, C·E + C]: latent vectors and the prior's logits.
 
         Example:
             >>> model = LanguageModel(LanguageModelConfig(vocabulary=9, hidden_sizes=(4,)))
@@ -121,18 +163,20 @@ class LanguageModel(nn.Module):
             >>> model.output(features).shape
             torch.Size([1, 3, 9])
         """
-        features, state, rows = self._features(tokens, state)
-        if rows is not None:
+        found = self.activations(tokens, state)
+        if found.rows_V1 is not None:
             raise ModelError(
                 "embedding_rows is 'input_and_softmax' and embedding_dropout is "
                 f"{self.config.embedding_dropout}; the softmax is then random as well, and "
                 "features alone do not determine the logits. Call the model itself, or set "
                 "embedding_rows='input'."
             )
-        return features, state
+        return found.features, found.state
 
     def output(self, features: Tensor) -> Tensor:
         """Logits [..., V] of features [..., E]; linear, so the mean features give the mean logits.
+
+        With a mixture they are log-probabilities, and not linear in the features.
 
         Example:
             >>> model = LanguageModel(LanguageModelConfig(vocabulary=9, hidden_sizes=(4,)))
@@ -141,16 +185,62 @@ class LanguageModel(nn.Module):
         """
         return self._output(features, None)
 
+    def target_log_probs(self, activations: Activations, targets: Tensor) -> Tensor:
+        """Log-probabilities [B, time] of targets under a mixture.
+
+        For training: the gradient does not need the mixture over the vocabulary
+        (`mixture_targets`).
+
+        Example:
+            >>> model = LanguageModel(LanguageModelConfig(9, (4,), softmax_components=2))
+            >>> tokens = torch.tensor([[1, 2, 3]])
+            >>> model.target_log_probs(model.activations(tokens), tokens).shape
+            torch.Size([1, 3])
+        """
+        if self.mixture is None:
+            raise ModelError(
+                "softmax_components is 1; only a mixture of softmaxes computes the targets' "
+                "log-probabilities alone. Call the model itself and take the log-softmax."
+            )
+        latent, prior = self.mixture.split(activations.features.flatten(0, 1))
+        table_VE, bias_V = self._table(activations.rows_V1), self.softmax_bias
+        found = target_log_probs(latent, prior, table_VE, bias_V, targets.flatten())
+        return found.view(targets.shape)
+
+    def _table(self, rows_V1: Tensor | None) -> Tensor:
+        return self.softmax_table if rows_V1 is None else self.softmax_table * rows_V1
+
     def _output(self, features: Tensor, rows_V1: Tensor | None) -> Tensor:
-        table_VE: Tensor = self.embedding if self.softmax is None else self.softmax
-        if rows_V1 is not None:
-            table_VE = table_VE * rows_V1
+        table_VE = self._table(rows_V1)
+        if self.mixture is not None:
+            return self.mixture.log_probs(features, table_VE, self.softmax_bias)
         return F.linear(features, table_VE, self.softmax_bias)
 
-    def _features(
-        self, tokens: Tensor, state: StackState | None
-    ) -> tuple[Tensor, StackState, Tensor | None]:
-        """Features, state, and the row mask if the softmax uses it too."""
+    @property
+    def softmax_table(self) -> Tensor:
+        """The table [V, E] of the softmax: the embedding's, if they are tied."""
+        return self.embedding if self.softmax is None else self.softmax
+
+    def logits(self, activations: Activations) -> Tensor:
+        """Logits [B, time, V] of a pass, with the dropped rows of its table.
+
+        Of a mixture, log-probabilities.
+
+        Example:
+            >>> model = LanguageModel(LanguageModelConfig(vocabulary=9, hidden_sizes=(4,)))
+            >>> model.logits(model.activations(torch.tensor([[1, 2, 3]]))).shape
+            torch.Size([1, 3, 9])
+        """
+        return self._output(activations.features, activations.rows_V1)
+
+    def activations(self, tokens: Tensor, state: StackState | None = None) -> Activations:
+        """A pass without its logits.
+
+        Example:
+            >>> model = LanguageModel(LanguageModelConfig(vocabulary=9, hidden_sizes=(4,)))
+            >>> model.activations(torch.tensor([[1, 2, 3]])).top_tBH.shape
+            torch.Size([3, 1, 4])
+        """
         if tokens.dim() != 2 or 0 in tokens.shape or tokens.dtype != torch.int64:
             raise ModelError(
                 f"tokens is {tokens.dtype} of shape {tuple(tokens.shape)}; a model reads int64 "
@@ -162,9 +252,12 @@ class LanguageModel(nn.Module):
         if rows_V1 is not None:
             # Equivalent to dropping rows of the table, without a second table.
             x_tBE = x_tBE * F.embedding(tokens_tB, rows_V1)
-        y_tBH, state = self.stack(x_tBE, state)
-        y_tBH = self.output_dropout(y_tBH)
+        top_tBH, state = self.stack(x_tBE, state)
+        y_tBH = dropped_tBH = self.output_dropout(top_tBH)
+        if self.mixture is not None:
+            y_tBH = self.mixture(y_tBH)
         if self.projection is not None and self.projection_dropout is not None:
             y_tBH = self.projection_dropout(F.linear(y_tBH, self.projection))
         on_softmax = self.config.embedding_rows == "input_and_softmax"
-        return y_tBH.transpose(0, 1), state, rows_V1 if on_softmax else None
+        rows_V1 = rows_V1 if on_softmax else None
+        return Activations(top_tBH, dropped_tBH, y_tBH.transpose(0, 1), state, rows_V1)

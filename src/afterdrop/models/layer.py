@@ -6,12 +6,15 @@ Legend: t time steps, B rows, E inputs, H hidden units, G gates, GH = G · H row
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from afterdrop.models.cell import INPUT_GATES, InputGate, gate_count, normalise
 from afterdrop.models.checks import check_choice, check_flag, check_number, check_size
 from afterdrop.models.initial import gate_normal_
 from afterdrop.models.mask import Mask, MaskConfig
+from afterdrop.models.mogrified_recurrence import mogrified_recurrence
+from afterdrop.models.mogrifier import Mogrifier, mogrify
 from afterdrop.models.recurrence import lstm_recurrence
 from afterdrop.models.unrolled import unrolled_recurrence
 
@@ -23,7 +26,8 @@ class LSTMLayer(nn.Module):
 
     With layer norm, x W_xᵀ and h W_hᵀ are normalised separately, each over all gates jointly and
     with a gain per element, before the bias is added; c is normalised with gain and shift on its
-    way to h. Under autocast the layer computes in the dtype of its weights.
+    way to h. With Mogrifier rounds, x and h gate each other before each step (see `mogrifier`).
+    Under autocast the layer computes in the dtype of its weights.
 
     Args:
         input_size: E.
@@ -31,6 +35,8 @@ class LSTMLayer(nn.Module):
         input_gate: `"capped"` (default), `"tied"` or `"plain"`.
         layer_norm: Whether to normalise.
         forget_bias: Mean of the forget gate's initial bias.
+        mogrifier_rounds: Number of Mogrifier rounds; 0 for none.
+        mogrifier_rank: Rank of their matrices; 0 for full matrices.
         state_dropout: Site on the h that enters the gates; the carried h is never dropped.
         update_dropout: Site on the candidate j.
         generator: Generator of the initial weights; None is torch's global one.
@@ -51,6 +57,8 @@ class LSTMLayer(nn.Module):
         input_gate: InputGate = "capped",
         layer_norm: bool = False,
         forget_bias: float = 1.0,
+        mogrifier_rounds: int = 0,
+        mogrifier_rank: int = 0,
         state_dropout: MaskConfig = MaskConfig(sharing="sequence"),  # noqa: B008 (frozen)
         update_dropout: MaskConfig = MaskConfig(sharing="sequence"),  # noqa: B008 (frozen)
         generator: torch.Generator | None = None,
@@ -73,6 +81,7 @@ class LSTMLayer(nn.Module):
             self.gain_h = nn.Parameter(torch.empty(rows))
             self.gain_c = nn.Parameter(torch.empty(hidden_size))
             self.shift_c = nn.Parameter(torch.empty(hidden_size))
+        self.mogrifier = Mogrifier(mogrifier_rounds, mogrifier_rank, input_size, hidden_size)
         self.state_dropout = Mask(state_dropout)
         self.update_dropout = Mask(update_dropout)
         self.reset_parameters(generator)
@@ -89,6 +98,7 @@ class LSTMLayer(nn.Module):
             for gain in (self.gain_x, self.gain_h, self.gain_c):
                 gain.fill_(1)
             self.shift_c.zero_()
+        self.mogrifier.reset_parameters(generator)
 
     def forward(self, x_tBE: Tensor, state: State) -> tuple[Tensor, State]:
         """Every h of the window and the state after it."""
@@ -98,7 +108,7 @@ class LSTMLayer(nn.Module):
         )
         with torch.autocast(x_tBE.device.type, enabled=False):
             x_tBE = x_tBE.to(self.weight_x.dtype)
-            run = self._normalised if self.layer_norm else self._fused
+            run = self._unrolled if self.layer_norm else self._fused
             y_tBH, c_BH = run(x_tBE, state, masks)
         return y_tBH, (y_tBH[-1], c_BH)
 
@@ -106,15 +116,34 @@ class LSTMLayer(nn.Module):
         self, x_tBE: Tensor, state: State, masks: tuple[Tensor | None, Tensor | None]
     ) -> tuple[Tensor, Tensor]:
         weights = self.weight_x, self.weight_h, self.bias
+        rounds = self.mogrifier.rounds
+        if rounds:
+            return mogrified_recurrence(x_tBE, state, weights, rounds, self.input_gate, masks)
         return lstm_recurrence(x_tBE, state, weights, self.input_gate, masks)
 
-    def _normalised(
+    def _unrolled(
         self, x_tBE: Tensor, state: State, masks: tuple[Tensor | None, Tensor | None]
     ) -> tuple[Tensor, Tensor]:
-        gates_tBGH = normalise(x_tBE @ self.weight_x.t(), self.gain_x) + self.bias
+        rounds = self.mogrifier.rounds
+        # Without rounds the input's part of the gates is one product for all steps.
+        inputs_tB = x_tBE if rounds else self._from_input(x_tBE)
 
-        def recurrent(h_BH: Tensor) -> Tensor:
-            return normalise(h_BH @ self.weight_h.t(), self.gain_h)
+        def gates(input_B: Tensor, h_BH: Tensor) -> Tensor:
+            if not rounds:
+                return input_B + self._from_state(h_BH)
+            x_BE, h_BH = mogrify(input_B, h_BH, rounds)
+            return self._from_input(x_BE) + self._from_state(h_BH)
 
-        cell_norm = self.gain_c, self.shift_c
-        return unrolled_recurrence(gates_tBGH, state, recurrent, self.input_gate, masks, cell_norm)
+        cell_norm = (self.gain_c, self.shift_c) if self.layer_norm else None
+        return unrolled_recurrence(inputs_tB, state, gates, self.input_gate, masks, cell_norm)
+
+    def _from_input(self, x: Tensor) -> Tensor:
+        """The input's part of the gates, bias included."""
+        if self.layer_norm:
+            return normalise(x @ self.weight_x.t(), self.gain_x) + self.bias
+        return F.linear(x, self.weight_x, self.bias)
+
+    def _from_state(self, h_BH: Tensor) -> Tensor:
+        """The state's part of the gates."""
+        part_BGH = h_BH @ self.weight_h.t()
+        return normalise(part_BGH, self.gain_h) if self.layer_norm else part_BGH

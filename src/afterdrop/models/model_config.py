@@ -8,6 +8,7 @@ from typing import Literal, TypeVar
 from afterdrop.models.cell import INPUT_GATES, InputGate
 from afterdrop.models.checks import (
     check_choice,
+    check_count,
     check_flag,
     check_number,
     check_rate,
@@ -40,16 +41,21 @@ class LanguageModelConfig:
         stacking: `"skip"`, `"residual"` or `"plain"`.
         layer_norm: Whether layers normalise.
         forget_bias: Mean of the forget gates' initial bias.
+        mogrifier_rounds: Number of Mogrifier rounds of each layer (see `mogrifier`); 0 is an LSTM.
+        mogrifier_rank: Rank of the matrices of those rounds; 0 for full matrices.
         input_dropout: Rate on the embedding that enters the first layer.
         inter_layer_dropout: Rate between layers; None is that of the input.
         state_dropout: Rate on the recurrent h.
         update_dropout: Rate on the cell's candidate.
         output_dropout: Rate on the stack's output.
-        projection_dropout: Rate on the projected output; None is that of the output.
+        projection_dropout: Rate on the projected output, or on the latent vectors of a mixture;
+            None is that of the output.
         embedding_dropout: Rate on whole rows of the embedding table, with one mask per window for
             all rows of the batch.
         embedding_rows: Where that mask acts: on the `"input"`, or on `"input_and_softmax"` (tied
             tables only, as in lamb), where the softmax uses the masked table too.
+        softmax_components: K, the softmaxes that are mixed (see `softmax_mixture`). With more than
+            1, latent vectors of size E, one per component, take the place of the projection.
         input_sharing: Masks of the input.
         inter_layer_sharing: Masks between layers; None is as the input's.
         state_sharing: Masks of the state; `"step"` is the paper's non-shared variant.
@@ -71,6 +77,8 @@ class LanguageModelConfig:
     stacking: Stacking = "skip"
     layer_norm: bool = False
     forget_bias: float = 1.0
+    mogrifier_rounds: int = 0
+    mogrifier_rank: int = 0
     input_dropout: float = 0.0
     inter_layer_dropout: float | None = None
     state_dropout: float = 0.0
@@ -79,6 +87,7 @@ class LanguageModelConfig:
     projection_dropout: float | None = None
     embedding_dropout: float = 0.0
     embedding_rows: EmbeddingRows = "input"
+    softmax_components: int = 1
     input_sharing: Sharing = "step"
     inter_layer_sharing: Sharing | None = None
     state_sharing: Sharing = "sequence"
@@ -93,9 +102,12 @@ class LanguageModelConfig:
         object.__setattr__(self, "hidden_sizes", tuple(self.hidden_sizes))
         if self.embedding_size is not None:
             check_size("embedding_size", self.embedding_size)
+        check_size("softmax_components", self.softmax_components)
         check_flag("tied", self.tied)
         check_flag("layer_norm", self.layer_norm)
         check_number("forget_bias", self.forget_bias)
+        check_count("mogrifier_rounds", self.mogrifier_rounds)
+        check_count("mogrifier_rank", self.mogrifier_rank)
         check_choice("input_gate", self.input_gate, INPUT_GATES)
         check_stacking(self.stacking, self.hidden_sizes)
         check_rate("embedding_dropout", self.embedding_dropout)

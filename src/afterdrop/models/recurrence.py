@@ -29,7 +29,7 @@ from torch import Tensor
 
 from afterdrop.models.cell import InputGate, gate_count
 from afterdrop.models.checks import ModelError
-from afterdrop.models.product import Accumulate, accumulator, linear
+from afterdrop.models.product import Accumulate, accumulator, linear, row_product
 from afterdrop.models.recurrence_gradient import backward_steps, gate_factors
 from afterdrop.models.unrolled import per_step
 
@@ -91,7 +91,8 @@ class _Recurrence(torch.autograd.Function):
         c_before = torch.cat([c0.unsqueeze(0), n[:-1].mul(-0.5)])
         factors = gate_factors(gates, c_before, t, ctx.input_gate, update_mask)
         forgotten = gates[..., 2 * y.shape[2] : 3 * y.shape[2]]
-        dh, dc = backward_steps(factors, forgotten, (dy_tBH, dc_BH), w_h, state_mask)
+        multiply = row_product(w_h, len(h0))
+        dh, dc = backward_steps(factors, forgotten, (dy_tBH, dc_BH), multiply, state_mask)
         d_gates = factors[0].flatten(0, 1)
         h_before = torch.cat([h0.unsqueeze(0), y[:-1]])
         if state_mask is not None:
@@ -115,8 +116,24 @@ def _forward(
     Without `keep`, everything but h is of the last step only, in buffers that stay in the cache.
     """
     w_x, w_h, bias = weights
-    (time, batch, _), hidden = x_tBE.shape, w_h.shape[1]
-    pre = linear(x_tBE.flatten(0, 1), w_x, bias).view(time, batch, -1)
+    pre = linear(x_tBE.flatten(0, 1), w_x, bias).view(*x_tBE.shape[:2], -1)
+    return forward_window(pre, state, accumulator(w_h, pre.shape[1]), input_gate, masks, keep)
+
+
+def forward_window(
+    pre: Tensor,
+    state: tuple[Tensor, Tensor],
+    add_recurrent: Accumulate,
+    input_gate: InputGate,
+    masks: tuple[Tensor | None, Tensor | None],
+    keep: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """As `_forward`, from the part of the gates that does not depend on the state.
+
+    `add_recurrent` adds the rest, given that part and the dropped h; it is called once per step, in
+    their order, and may overwrite the part.
+    """
+    (time, batch, _), hidden = pre.shape, state[0].shape[1]
     y = pre.new_empty(time, batch, hidden)
     n, t = pre.new_empty((2, *(y.shape if keep else y.shape[1:])))
     gates = pre if keep else torch.empty_like(pre[0])
@@ -124,7 +141,7 @@ def _forward(
     # multiplication.
     parts = (pre, gates, y, n, t, *masks, *gates.split(hidden, dim=-1))
     steps = zip(*(per_step(part, time) for part in parts))
-    _forward_steps(steps, state, accumulator(w_h, batch), input_gate)
+    _forward_steps(steps, state, add_recurrent, input_gate)
     return y, n, t, gates
 
 

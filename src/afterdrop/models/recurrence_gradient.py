@@ -15,11 +15,12 @@ Legend: t time steps, B rows, H hidden units, G gates, GH = G · H columns in th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from afterdrop.models.cell import InputGate
-from afterdrop.models.product import row_product
 from afterdrop.models.unrolled import per_step
 
 
@@ -63,19 +64,21 @@ def backward_steps(
     factors: tuple[Tensor, Tensor],
     forgotten: Tensor,
     gradients: tuple[Tensor, Tensor],
-    w_h: Tensor,
+    multiply: Callable[[Tensor], Tensor],
     state_mask: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """Goes back through time and turns the factors into the gradients of the gates, in place.
+
+    `multiply` maps the gradient of a step's gates to that of the dropped h that entered it, as a
+    new tensor.
 
     Returns:
         The gradients of the carried h and c.
     """
     d_gates, through_tanh = factors
     dy, dc = gradients[0], gradients[1].clone()
-    time, batch, hidden = through_tanh.shape
+    time, _, hidden = through_tanh.shape
     dh = torch.zeros_like(dc)
-    multiply = row_product(w_h, batch)
     j, o, *_ = (block.unbind(0) for block in d_gates.split(hidden, dim=2))
     rest = d_gates[..., 2 * hidden :].unflatten(2, (-1, hidden)).unbind(0)
     steps = zip(

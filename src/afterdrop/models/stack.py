@@ -51,6 +51,8 @@ class LSTMStack(nn.Module):
         stacking: `"skip"`, `"residual"` or `"plain"`.
         layer_norm: Whether each layer normalises.
         forget_bias: Mean of the forget gates' initial bias.
+        mogrifier_rounds: Number of Mogrifier rounds of each layer; 0 for none.
+        mogrifier_rank: Rank of their matrices; 0 for full matrices.
         input_dropout: Site on x.
         inter_layer_dropout: Sites between layers, one per layer after the first.
         state_dropout: Sites on each layer's recurrent h.
@@ -73,6 +75,8 @@ class LSTMStack(nn.Module):
         stacking: Stacking = "skip",
         layer_norm: bool = False,
         forget_bias: float = 1.0,
+        mogrifier_rounds: int = 0,
+        mogrifier_rank: int = 0,
         input_dropout: MaskConfig = MaskConfig(),  # noqa: B008 (frozen)
         inter_layer_dropout: MaskConfig = MaskConfig(),  # noqa: B008 (frozen)
         state_dropout: MaskConfig = MaskConfig(sharing="sequence"),  # noqa: B008 (frozen)
@@ -94,6 +98,8 @@ class LSTMStack(nn.Module):
                 input_gate=input_gate,
                 layer_norm=layer_norm,
                 forget_bias=forget_bias,
+                mogrifier_rounds=mogrifier_rounds,
+                mogrifier_rank=mogrifier_rank,
                 state_dropout=state_dropout,
                 update_dropout=update_dropout,
                 generator=generator,

@@ -1,4 +1,4 @@
-"""An LSTM layer over a window as a loop of `lstm_step`, the form that supports layer norm.
+"""An LSTM layer over a window as a loop of `lstm_step`, the form that supports all options.
 
 Legend: t time steps, B rows, H hidden units, G gates, GH = G · H columns in the order j, o, f, i.
 """
@@ -26,9 +26,9 @@ def per_step(mask: Tensor | None, time: int) -> list[Tensor | None]:
 
 
 def unrolled_recurrence(
-    gates_tBGH: Tensor,
+    inputs_tB: Tensor,
     state: tuple[Tensor, Tensor],
-    recurrent: Callable[[Tensor], Tensor],
+    gates: Callable[[Tensor, Tensor], Tensor],
     input_gate: InputGate,
     masks: tuple[Tensor | None, Tensor | None] = (None, None),
     cell_norm: tuple[Tensor, Tensor] | None = None,
@@ -36,9 +36,10 @@ def unrolled_recurrence(
     """A layer over a window as a loop of `lstm_step`, differentiable by autograd.
 
     Args:
-        gates_tBGH: The input's part of the gates, bias included.
+        inputs_tB: What `gates` takes of each time step, [time, B, ...].
         state: The carried (h, c).
-        recurrent: Maps the dropped h to its part of the gates.
+        gates: Maps that of a step, and the dropped h, to the gates [B, GH] before their
+            nonlinearity, bias included.
         input_gate: Kind of input gate.
         masks: Of the state and of the update, each [B, H], [time, B, H] or None.
         cell_norm: Gain and shift of c's layer norm.
@@ -48,19 +49,20 @@ def unrolled_recurrence(
 
     Example:
         >>> zero = torch.zeros(2, 3)
-        >>> h, c = unrolled_recurrence(torch.zeros(5, 2, 12), (zero, zero), lambda h: h @
-        ...     torch.zeros(3, 12), "capped")
+        >>> weight = torch.zeros(3, 12)
+        >>> h, c = unrolled_recurrence(
+        ...     torch.zeros(5, 2, 12), (zero, zero), lambda x, h: x + h @ weight, "capped"
+        ... )
         >>> h.shape
         torch.Size([5, 2, 3])
     """
     h_BH, c_BH = state
-    state_masks, update_masks = (per_step(mask, len(gates_tBGH)) for mask in masks)
+    state_masks, update_masks = (per_step(mask, len(inputs_tB)) for mask in masks)
     outputs = []
-    for gates_BGH, state_mask, update_mask in zip(
-        gates_tBGH.unbind(0), state_masks, update_masks, strict=True
+    for input_B, state_mask, update_mask in zip(
+        inputs_tB.unbind(0), state_masks, update_masks, strict=True
     ):
         kept_BH = h_BH if state_mask is None else h_BH * state_mask
-        pre_BGH = gates_BGH + recurrent(kept_BH)
-        h_BH, c_BH = lstm_step(pre_BGH, c_BH, input_gate, update_mask, cell_norm)
+        h_BH, c_BH = lstm_step(gates(input_B, kept_BH), c_BH, input_gate, update_mask, cell_norm)
         outputs.append(h_BH)
     return torch.stack(outputs), c_BH

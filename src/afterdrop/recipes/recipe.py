@@ -12,10 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
+from typing import TypedDict
 
 from afterdrop.errors import FileError
+from afterdrop.models.checks import ModelError
 from afterdrop.train.checks import ConfigError
 from afterdrop.train.config import TrainConfig
+from afterdrop.typed_records import read_record, require_plain
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,13 @@ class Recipe:
     description: str
     source: Mapping[str, str]
     config: TrainConfig
+
+
+class _About(TypedDict, total=False):
+    """What a recipe has beside the settings of the configuration."""
+
+    description: str
+    source: dict[str, str]
 
 
 def names() -> tuple[str, ...]:
@@ -71,10 +81,15 @@ def load(name: str | Path) -> Recipe:
         )
     try:
         content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{name} is not valid TOML ({error}); correct the file.") from error
-    description, source = content.pop("description", ""), content.pop("source", {})
-    return Recipe(Path(name).stem, description, source, TrainConfig.from_dict(content))
+        require_plain(content)
+        about = read_record(_About, content)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{name} is not a valid recipe ({error}); correct the file.") from error
+    description, source = about.pop("description", ""), about.pop("source", {})
+    try:
+        return Recipe(Path(name).stem, description, source, TrainConfig.from_dict({**about}))
+    except (ConfigError, ModelError) as error:
+        raise ConfigError(f"{name}: {error}") from error
 
 
 def _read(path: Path) -> str:

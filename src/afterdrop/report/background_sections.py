@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 from afterdrop.evaluation import Scores
+from afterdrop.evaluation.dynamic_evaluation import DynamicEvaluation
 from afterdrop.evaluation.request import Protocol
 from afterdrop.report import figures
 from afterdrop.report.figure_sections import picture
@@ -11,9 +12,11 @@ from afterdrop.report.page_elements import PageTable, Section
 from afterdrop.report.prose import number
 from afterdrop.report.report_input import ReportInput
 from afterdrop.report.shell_commands import repeat_commands
+from afterdrop.train.penalties import active_penalties
+from afterdrop.train.sections import ObjectiveSection
 
 _STREAM = {
-    "time": "window (tokens)",
+    "window": "window (tokens)",
     "stripes": "parallel stripes of the text",
     "carry": "state carried from window to window",
     "lifetime": "lifetime of masks shared over time",
@@ -55,13 +58,9 @@ def _trained(run: ReportInput) -> list[tuple[str, str]]:
         ("classes", _count(data.get("vocabulary", model.get("classes")))),
         ("model", kind.get(config.model.kind, config.model.kind)),
         ("hidden units", ", ".join(map(str, model.get("hidden_sizes", ()))) or None),
+        ("Mogrifier", _mogrifier(model)),
         ("parameters", _count(facts.get("parameters"))),
-        (
-            "objective",
-            "dropout, 1 mask sample per example"
-            if config.objective.samples == 1
-            else f"dropout, {config.objective.samples} mask samples per example",
-        ),
+        ("objective", _objective(config.objective)),
         ("optimiser", f"{config.optimiser.name}, learning rate {config.optimiser.learning_rate:g}"),
         ("L2 penalty", f"{config.objective.l2_penalty:g}"),
         ("seed", config.seed),
@@ -73,8 +72,30 @@ def _trained(run: ReportInput) -> list[tuple[str, str]]:
     return [(what, str(value)) for what, value in rows if value is not None]
 
 
+def _mogrifier(model: dict[str, Any]) -> str | None:
+    rounds, rank = model.get("mogrifier_rounds", 0), model.get("mogrifier_rank", 0)
+    if not rounds:
+        return None
+    return f"{rounds} {'round' if rounds == 1 else 'rounds'} of " + (
+        f"rank {rank}" if rank else "full rank"
+    )
+
+
 def _facts(caption: str, rows: list[tuple[str, str]]) -> PageTable:
     return PageTable(caption, ("setting", "value"), list(rows), left=frozenset({0, 1}))
+
+
+def _objective(section: ObjectiveSection) -> str:
+    samples = "1 mask sample" if section.samples == 1 else f"{section.samples} mask samples"
+    penalties = [
+        f", {name.replace('_', '-')} penalty {coefficient:g}"
+        for name, coefficient in active_penalties(section).items()
+    ]
+    return f"dropout, {samples} per example{''.join(penalties)}"
+
+
+def _dynamic(settings: DynamicEvaluation) -> str:
+    return f"eta {settings.eta:g}, kappa {settings.kappa:g}, epsilon {settings.epsilon:g}"
 
 
 def _count(value: Any) -> str | None:
@@ -92,7 +113,7 @@ def training_section(run: ReportInput) -> Section:
                 "Loss during training",
                 "The training loss is measured with dropout, which makes it higher than it would "
                 "be without. Validation is deterministic, at temperature 1 and at the optimal "
-                "temperature.",
+                "temperature." + _samples(run),
             )
         )
     elif run.config is not None:
@@ -100,6 +121,17 @@ def training_section(run: ReportInput) -> Section:
             "metrics.jsonl has fewer than two validation intervals; continue training to get curves"
         )
     return section
+
+
+def _samples(run: ReportInput) -> str:
+    """A sentence about the masks that the training loss averages, if there are several."""
+    found = run.metrics[-1].get("effective_samples")
+    if found is None or run.config is None:
+        return ""
+    return (
+        f" The loss averages {run.config.objective.samples} masks, whose effective number was "
+        f"{number(found, 2)} in the last interval."
+    )
 
 
 def fit_section(train: Scores) -> Section:
@@ -137,21 +169,39 @@ def protocol_section(protocol: Protocol, targets: int, examples: int) -> Section
         "iid": "independent",
         "antithetic": "antithetic pairs",
     }
-    where = {"mean": "the averaged distribution", "sample": "each sample before averaging"}
+    where = {
+        "mean": "the averaged distribution",
+        "sample": "each sample before averaging",
+        "component": "each component before they are mixed",
+    }
     part = "" if protocol.request.limit is None else " (the beginning of the split)"
-    rows = [
-        ("split", protocol.request.split),
-        ("targets", f"{targets:,} in {examples:,} examples{part}"),
-        ("mask samples, K", str(plan.num_samples)),
+    found = "" if request.adaptive is None else ", as a pilot found necessary"
+    samples = [
+        ("mask samples, K", f"{plan.num_samples}{found}"),
         ("masks", f"{names.get(plan.scheme, plan.scheme)}, {plan.blocks} independent blocks"),
         ("mask seed", str(plan.seed)),
         ("masks across examples", "shared" if protocol.shared else "independent"),
+    ]
+    if protocol.ensemble is not None:
+        masks = protocol.ensemble.masks
+        samples = [
+            ("samples, K", str(plan.num_samples)),
+            ("sources", ", ".join(protocol.ensemble.names)),
+            ("masks per source", "dropout off" if masks is None else str(masks.num_samples)),
+            ("groups of the jackknife", str(plan.blocks)),
+        ]
+    rows = [
+        ("split", protocol.request.split),
+        ("targets", f"{targets:,} in {examples:,} examples{part}"),
+        *samples,
         ("alphas", ", ".join(f"{a:g}" for a in grid.alphas)),
         ("multipliers", ", ".join(f"{m:g}" for m in grid.multipliers)),
         ("temperature acts on", where[grid.temper]),
         ("temperature range", f"{protocol.low:g} to {protocol.high:g}"),
-        ("classes", f"{protocol.num_classes:,}"),
+        ("likelihood", request.likelihood),
+        *([("classes", f"{protocol.num_classes:,}")] if protocol.has_classes else []),
         *((_STREAM.get(name, name), str(value)) for name, value in stream.items()),
+        *([] if request.dynamic is None else [("dynamic evaluation", _dynamic(request.dynamic))]),
         ("randomness disabled", ", ".join(" ".join(entry) for entry in protocol.off) or "none"),
         ("fingerprint of the weights", protocol.fingerprint),
     ]
@@ -163,7 +213,12 @@ def protocol_section(protocol: Protocol, targets: int, examples: int) -> Section
 def commands_section(run: ReportInput) -> Section:
     """The commands that reproduce the run and this report."""
     section = Section("repeat", "How to reproduce this", commands=repeat_commands(run))
-    if run.scores is not None and run.config is None:
+    if run.scores is not None and run.scores.protocol.ensemble is not None:
+        section.paragraphs.append(
+            "Replace SAMPLES and TARGETS with the files of the samples and of their targets, which "
+            "the scores do not record; an ensemble of models is evaluated in Python."
+        )
+    elif run.scores is not None and run.config is None:
         section.paragraphs.append(
             "Replace pkg.module:load_model and pkg.module:batches with the import paths of your "
             "model and data, which the scores do not record."

@@ -1,8 +1,8 @@
 """Names and training counts of a model's classes, from the training data or from a file."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +10,8 @@ from torch import Tensor
 from afterdrop.data import TextSet
 from afterdrop.errors import FileError
 from afterdrop.train import TrainConfig, load_set
+from afterdrop.train.build_task import build_task, require_same
+from afterdrop.typed_records import parse_json
 
 
 @dataclass(frozen=True)
@@ -25,13 +27,21 @@ class Classes:
     counts: Tensor
 
 
-def classes_of_data(config: TrainConfig, folder: str | Path | None) -> Classes:
+def classes_of_data(
+    config: TrainConfig, folder: str | Path | None, recorded: dict[str, Any]
+) -> Classes:
     """The classes of the data that a run was trained on.
 
+    Args:
+        config: The configuration of the run.
+        folder: The folder of the named data sets.
+        recorded: What the run recorded about its data.
+
     Raises:
-        AfterdropError: If the data cannot be loaded.
+        AfterdropError: If the data cannot be loaded, or are not those of the run.
     """
     found = load_set(config, folder)
+    require_same(recorded, build_task(config, found, torch.device("cpu")).identity())
     if isinstance(found, TextSet):
         vocabulary = found.vocabulary
         return Classes(vocabulary.tokens, torch.tensor(vocabulary.counts))
@@ -54,9 +64,11 @@ def classes_of_file(path: Path) -> Classes:
         ('cat', 'dog')
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_bytes())
     except (OSError, ValueError) as error:
-        raise FileError(f"cannot read {path}: {error}") from error
+        raise FileError(
+            f"cannot read {path}: {error}; give a JSON file of class names and counts"
+        ) from error
     counts = list(content.values()) if isinstance(content, dict) else []
     if not counts or not all(type(n) is int and n >= 0 for n in counts):
         raise FileError(

@@ -78,7 +78,9 @@ def temperature_curves(
 
 def _temperature_curve(ax: Axes, line: Series, index: int, ends: tuple[float, float]) -> None:
     protocol = line.scores.protocol
-    nodes = protocol.sample_nodes if line.member.temper == "sample" else protocol.nodes
+    nodes = protocol.nodes if line.member.temper == "mean" else protocol.sample_nodes
+    if not protocol.has_classes:
+        nodes = line.scores.density_nodes
     low, high = math.log(max(ends[0], nodes.low)), math.log(min(ends[1], nodes.high))
     points = torch.linspace(low, high, _POINTS, dtype=torch.float64).exp().tolist()
     found = [line.scores.difference(line.member.at_temperature(t), DET) for t in points]

@@ -18,6 +18,18 @@ def picture(ax: Axes, name: str, title: str, how: str, table: PageTable | None =
     return Picture(inline_svg(ax, name, f"{title}. {how}"), title, how, table)
 
 
+_FAMILY = (
+    "Training with dropout gives one set of weights but many ways to predict with them. The "
+    "dropout rates can be multiplied by a factor (top: the training rates, bottom: no dropout), "
+    "and the predictions of different masks can be averaged in different ways (left: geometric "
+    "mean, right: arithmetic mean)."
+)
+_MEANS = (
+    "The predictions of several models can be averaged in different ways (left: geometric mean, "
+    "right: arithmetic mean); the bottom row is the best model alone."
+)
+
+
 def map_section(scores: Scores, chosen: Member | None) -> Section:
     """The family at T = 1 and at the optimal temperature of each member."""
     if not scores.protocol.grid.stochastic:
@@ -30,22 +42,22 @@ def map_section(scores: Scores, chosen: Member | None) -> Section:
             ],
         )
     frame = " The frame marks the chosen member (at any temperature)." if chosen else ""
+    cells = "Each cell is a member of the family. Darker is better, and ★ marks the best."
+    if scores.protocol.ensemble is None:
+        cells = (
+            "Each cell is a member: a model with the same weights. Darker is better, and ★ marks "
+            "the best. The bottom row is deterministic evaluation."
+        )
     return Section(
         "maps",
         "The family of members",
-        [
-            "Training with dropout gives one set of weights but many ways to predict with them. "
-            "The dropout rates can be multiplied by a factor (top: the training rates, bottom: no "
-            "dropout), and the predictions of different masks can be averaged in different ways "
-            "(left: geometric mean, right: arithmetic mean)."
-        ],
+        [_FAMILY if scores.protocol.ensemble is None else _MEANS],
         [
             picture(
                 figures.family_map(scores, chosen=chosen),
                 "map-plain",
                 "Cross entropy at temperature 1",
-                "Each cell is a member: a model with the same weights. Darker is better, and ★ "
-                f"marks the best. The bottom row is deterministic evaluation.{frame}",
+                f"{cells}{frame}",
                 _map_table(scores, tuned=False),
             ),
             picture(
@@ -104,6 +116,8 @@ def trust_section(outcome: Outcome) -> Section:
     members = shown_members(outcome)
     names, chosen = list(members), list(members.values())
     scores = outcome.scores
+    if not scores.protocol.has_classes:
+        return Section("trust", "Calibration", [], [_quantile_picture(scores, chosen, names)])
     return Section(
         "trust",
         "Calibration",
@@ -128,6 +142,17 @@ def trust_section(outcome: Outcome) -> Section:
     )
 
 
+def _quantile_picture(scores: Scores, members: list[Member], names: list[str]) -> Picture:
+    return picture(
+        figures.quantile_diagram(scores, members, labels=names),
+        "quantiles",
+        "Calibration of quantiles",
+        "Of the targets, 70 % should lie below the predicted quantile of level 0.7: on the "
+        "diagonal. A curve that is steeper in the middle belongs to intervals that are too wide, a "
+        "flatter one to intervals that are too narrow.",
+    )
+
+
 def bounds_section(scores: Scores) -> Section:
     """The bound that dropout training optimises, and its gap to every member."""
     if not scores.protocol.grid.stochastic or not any(
@@ -138,7 +163,11 @@ def bounds_section(scores: Scores) -> Section:
         "bounds",
         "Why one training run serves all members",
         [
-            "Dropout training maximises one quantity, which is a lower bound on the "
+            "The mean log-likelihood of the samples is a lower bound on the log-likelihood of each "
+            "of their power means. The difference is the sum of the Jensen gap and the normaliser "
+            "gap: what the mean gains over one sample."
+            if scores.protocol.ensemble is not None
+            else "Dropout training maximises one quantity, which is a lower bound on the "
             "log-likelihood of every member. The difference between the two is the sum of the "
             "Jensen gap and the normaliser gap; both usually shrink with the dropout rates."
         ],
@@ -153,7 +182,8 @@ def bounds_section(scores: Scores) -> Section:
             "means the difference is the normaliser gap, for arithmetic means the Jensen gap.",
         )
     )
-    if any(alpha > 0 for alpha in scores.protocol.grid.alphas):
+    varies = scores.request.likelihood != "squared_error"  # variances are kept at T = 1 only
+    if varies and any(alpha > 0 for alpha in scores.protocol.grid.alphas):
         section.pictures.append(
             picture(
                 figures.tightness(scores),

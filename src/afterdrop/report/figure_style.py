@@ -14,6 +14,7 @@ from typing import Any
 from afterdrop.errors import ExtraError, ScoresError
 from afterdrop.evaluation import Scores
 from afterdrop.family.member import Member
+from afterdrop.plain_text import one_line
 
 try:
     import matplotlib
@@ -204,7 +205,7 @@ def plain(name: str, limit: int = 40) -> str:
         >>> plain("cost $x$ of " + "a" * 60, limit=16)
         'cost \\$x\\$ of aa…'
     """
-    line = " ".join(name.split())
+    line = one_line(" ".join(name.split()))
     line = line if len(line) <= limit else line[: limit - 2] + "…"
     return line.replace("$", r"\$")
 

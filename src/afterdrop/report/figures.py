@@ -12,6 +12,7 @@ from afterdrop.report.confidence_figures import reliability_diagram, risk_covera
 from afterdrop.report.curve_figures import sample_curves, temperature_curves
 from afterdrop.report.frequency_figures import gain_by_class, gain_by_frequency, xe_by_frequency
 from afterdrop.report.map_figures import family_map
+from afterdrop.report.quantile_figures import quantile_diagram
 from afterdrop.report.training_figures import training_curves, validation_curves
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "family_map",
     "gain_by_class",
     "gain_by_frequency",
+    "quantile_diagram",
     "reliability_diagram",
     "risk_coverage_curves",
     "sample_curves",

@@ -221,7 +221,7 @@ def gain_by_class(
         >>> [tick.get_text() for tick in ax.get_yticklabels()]
         ['<b>', 'dog', 'cat']
     """
-    classes = scores.protocol.num_classes
+    classes = scores.num_kinds
     ax = axes(ax, 1.2 + 0.24 * classes)
     singles = torch.arange(classes)
     order = singles if counts is None else counts.argsort(descending=True, stable=True)

@@ -19,16 +19,18 @@ _LISTED = 6  # classes listed with the largest gain, and as many with the larges
 def frequency_section(outcome: Outcome, classes: Classes | None, *, trained: bool) -> Section:
     """The gain by class, or by the training frequency of the class."""
     section = Section("frequency", "Where the gain comes from")
+    if not outcome.scores.protocol.has_classes:
+        return section
     if classes is None:
         remedy = 'pass --classes FILE, a JSON object such as {"cat": 5000, "dog": 120}'
         if trained:
             remedy = "pass the folder of its data with --data"
         section.missing.append(f"the training counts of the classes are unknown; {remedy}")
-    elif outcome.member == DET:
+    elif outcome.member.unchanged:
         section.paragraphs.append(
             "Deterministic evaluation was chosen, so there is no gain to analyse."
         )
-    elif outcome.scores.protocol.num_classes <= _FEW_CLASSES:
+    elif outcome.scores.num_kinds <= _FEW_CLASSES:
         section.pictures.append(_gain_per_class(outcome, classes))
     else:
         section.pictures += _by_frequency(outcome, classes)
@@ -74,7 +76,7 @@ def _by_frequency(outcome: Outcome, classes: Classes) -> list[Picture]:
 def _largest_changes(scores: Scores, member: Member, classes: Classes) -> PageTable:
     """The classes that contribute most to the gain, and those that reduce it most."""
     gains = scores.values(DET).whole - scores.values(member).whole
-    targets, size = scores.targets, scores.protocol.num_classes
+    targets, size = scores.kinds, scores.num_kinds
     total = torch.zeros(size, dtype=torch.float64).index_add_(0, targets, gains)
     seen = targets.bincount(minlength=size)
     order = total.nan_to_num().argsort(descending=True, stable=True).tolist()

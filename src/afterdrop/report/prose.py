@@ -2,6 +2,7 @@
 
 import math
 
+from afterdrop.evaluation.ensemble import Ensemble
 from afterdrop.family.estimates import Estimate
 from afterdrop.family.member import DET, Member
 from afterdrop.report.run_outcome import Outcome
@@ -42,13 +43,16 @@ def split_name(split: str) -> str:
     return {"train": "training", "valid": "validation"}.get(split, split)
 
 
-def describe(member: Member, num_samples: int) -> str:
+def describe(member: Member, num_samples: int, ensemble: Ensemble | None = None) -> str:
     """How a member makes predictions.
 
     Example:
         >>> describe(Member(1.0, 1.0, 1.05), 100)
         'the arithmetic mean of 100 dropout samples at the training rates, temperature 1.05'
     """
+    if ensemble is not None and (member.deterministic or ensemble.masks is None):
+        name, _, tail = ensemble.label(member).rpartition(", T = ")
+        return f"the {name} members, temperature {tail}".replace("alone members", "alone")
     if member.deterministic:
         name = "deterministic evaluation (dropout switched off)"
     else:
@@ -60,13 +64,15 @@ def describe(member: Member, num_samples: int) -> str:
             rates = f"{member.multiplier:g} times {rates}"
         samples = f"{num_samples} dropout sample{'s' * (num_samples != 1)}"
         name = f"the {kind} of {samples} at {rates}"
-    each = " applied to each sample" if member.temper == "sample" else ""
+    each = "" if member.temper == "mean" else f" applied to each {member.temper}"
     return f"{name}, temperature {member.temperature:.3g}{each}"
 
 
 def headline(outcome: Outcome, unit: str) -> str:
     """What was chosen and what it gains, in one to three sentences."""
-    if outcome.member == DET:
+    if outcome.member.unchanged and outcome.ensemble is not None:
+        return "There is nothing to gain: the best member alone, at temperature 1, is the best."
+    if outcome.member.unchanged:
         return (
             "There is nothing to gain: of all ways to predict from these weights, deterministic "
             "evaluation (dropout switched off, temperature 1) is the best."
@@ -75,15 +81,18 @@ def headline(outcome: Outcome, unit: str) -> str:
     scores = outcome.scores if outcome.test is None else outcome.test
     change = 100 * math.expm1(found.value)
     makes = "makes" if abs(found.value) >= 2 * found.error else "may make"
-    what, than = f"{describe(outcome.member, outcome.num_samples)},", "deterministic evaluation"
-    if outcome.member.deterministic:
+    what = f"{describe(outcome.member, outcome.num_samples, outcome.ensemble)},"
+    than = "deterministic evaluation of the same weights"
+    if outcome.ensemble is not None:
+        than = f"the best member alone ({outcome.ensemble.names[outcome.ensemble.best]})"
+    elif outcome.member.deterministic:
         what = f"dropout switched off and temperature {outcome.member.temperature:.3g}"
-        than = "temperature 1"
+        than = "temperature 1 of the same weights"
     much = f"{abs(change):.1f} %" if abs(change) >= 0.05 else "less than 0.1 %"
     text = (
         f"Predicting with {what} {makes} the correct answer {much} "
-        f"{'more' if change >= 0 else 'less'} probable (geometric mean over targets) than {than} "
-        "of the same weights."
+        f"{'more' if change >= 0 else 'less'} probable (geometric mean over targets) than "
+        f"{than}."
     )
     if makes == "may make":
         text += " The difference may be due to chance."

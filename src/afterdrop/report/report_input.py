@@ -9,6 +9,7 @@ import torch
 from afterdrop.errors import AfterdropError, FileError
 from afterdrop.evaluation import Scores
 from afterdrop.masks.sites import effective_draws
+from afterdrop.plain_text import one_line, shell_word
 from afterdrop.report.class_counts import Classes, classes_of_data, classes_of_file
 from afterdrop.runs import Run, read_contents
 from afterdrop.selection import Choice
@@ -52,9 +53,14 @@ class ReportInput:
         return self.run.path
 
     @property
+    def word(self) -> str:
+        """The folder as a word of a shell command."""
+        return shell_word(self.path)
+
+    @property
     def name(self) -> str:
         """The name of the folder."""
-        return self.run.name
+        return one_line(self.run.name)
 
     @property
     def study(self) -> Path | None:
@@ -104,10 +110,12 @@ def read_input(
     if split not in contents.scores and split not in contents.faults:
         found.missing.append(
             f"{path} has no scores of the split {split!r}; make them with afterdrop evaluate "
-            f"(--split {split})"
+            f"(--split {shell_word(split)})"
         )
     if contents.choice is None and "choice" not in contents.faults:
-        found.missing.append(f"{path} has no choice; choose a member with: afterdrop select {path}")
+        found.missing.append(
+            f"{path} has no choice; choose a member with: afterdrop select {found.word}"
+        )
     if found.test is None and "test" not in contents.faults:
         found.missing += _no_test_scores(found)
     if classes is not None:
@@ -115,7 +123,7 @@ def read_input(
     elif found.config is not None:
         try:
             folder = data or found.facts.get("data_folder")
-            found.classes = classes_of_data(found.config, folder)
+            found.classes = classes_of_data(found.config, folder, found.facts["data"])
         except AfterdropError as error:
             found.missing.append(str(error))
     _check(found)
@@ -129,8 +137,8 @@ def _refuse_study(path: Path) -> None:
         return
     if is_study(path):
         raise FileError(
-            f"{path} is a study, whose page afterdrop report {path} writes; its trials are runs, "
-            f"such as {path / 'trials' / '0000'}"
+            f"{path} is a study, whose page afterdrop report {shell_word(path)} writes; its trials "
+            f"are runs, such as {path / 'trials' / '0000'}"
         )
     if (path / "journal.log").exists():
         raise FileError(
@@ -140,7 +148,7 @@ def _refuse_study(path: Path) -> None:
 
 def _no_test_scores(found: ReportInput) -> list[str]:
     if found.config is not None:
-        return [f"there are no test scores; make them with: afterdrop test {found.path}"]
+        return [f"there are no test scores; make them with: afterdrop test {found.word}"]
     if found.scores is None:
         return []
     return [
@@ -164,19 +172,19 @@ def _check_models(found: ReportInput, scores: Scores) -> None:
         found.test = None
         found.missing.append(
             f"the test scores are of another model than those of {found.split} (other weights), so "
-            f"they are left out; make them again with: afterdrop test {found.path} --overwrite"
+            f"they are left out; make them again with: afterdrop test {found.word} --overwrite"
         )
     if found.train is not None and found.train.protocol.fingerprint != mine:
         found.train = None
         found.missing.append(
             f"the train scores are of another model than those of {found.split} (other weights), "
-            f"so they are left out; make them again with: afterdrop evaluate {found.path} --split "
+            f"so they are left out; make them again with: afterdrop evaluate {found.word} --split "
             "train --overwrite"
         )
     if found.choice is not None and found.choice.fingerprint != mine:
         found.missing.append(
             f"choice.json was made for another model than that of these scores (other weights); "
-            f"choose again with: afterdrop select {found.path}"
+            f"choose again with: afterdrop select {found.word}"
         )
         found.choice = None
 
@@ -187,13 +195,13 @@ def _check_contents(found: ReportInput, scores: Scores) -> None:
     if chosen is not None and chosen.at_temperature(1.0) not in scores.members:
         found.missing.append(
             f"the chosen member ({chosen}) is not among those of these scores; choose again "
-            f"with: afterdrop select {found.path}"
+            f"with: afterdrop select {found.word}"
         )
         found.choice = None
-    if found.classes is not None and len(found.classes.names) != scores.protocol.num_classes:
+    if found.classes is not None and len(found.classes.names) != scores.num_kinds:
         found.missing.append(
             f"there are names and counts of {len(found.classes.names)} classes and the model has "
-            f"{scores.protocol.num_classes}; correct the file passed to --classes, or the data"
+            f"{scores.num_kinds}; correct the file passed to --classes, or the data"
         )
         found.classes = None
     for name, what in effective_draws(scores.protocol.off):
@@ -217,5 +225,5 @@ def _check_weights(found: ReportInput, kept: set[str]) -> None:
     if kept and found.scores.protocol.fingerprint not in kept:
         found.missing.append(
             f"the scores of {found.split} are of other weights than those in this folder's "
-            f"checkpoint; make them again with: afterdrop evaluate {found.path} --overwrite"
+            f"checkpoint; make them again with: afterdrop evaluate {found.word} --overwrite"
         )

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from afterdrop.errors import AfterdropError
 from afterdrop.evaluation import Scores
+from afterdrop.evaluation.ensemble import Ensemble
 from afterdrop.family.estimates import Estimate
 from afterdrop.family.member import DET, Member
 from afterdrop.report.report_input import ReportInput
@@ -24,6 +25,7 @@ class Outcome:
         test: The test scores if they contain the chosen member, or None.
         test_gain: The gain on test data, or None.
         num_samples: Number of mask samples of the predictor.
+        choice: The saved choice, or None.
     """
 
     scores: Scores
@@ -34,6 +36,12 @@ class Outcome:
     test: Scores | None
     test_gain: Estimate | None
     num_samples: int
+    choice: Choice | None = None
+
+    @property
+    def ensemble(self) -> Ensemble | None:
+        """Whose samples these are, if they were given."""
+        return self.scores.protocol.ensemble
 
     @property
     def evidence(self) -> tuple[Estimate, str]:
@@ -68,7 +76,7 @@ def find_outcome(run: ReportInput, *, checks: bool = True) -> Outcome | None:
         return None
     finite = all(math.isfinite(scores.xe(m).value) for m in scores.members)
     selection = None
-    num_samples = run.choice.num_samples if run.choice else scores.num_samples
+    num_samples = run.choice.num_samples if run.choice else scores.predictor_samples
     if finite and scores.split.strip().lower() != "test":
         folds, resamples = (5, 200) if checks else (0, 0)
         try:
@@ -89,6 +97,7 @@ def find_outcome(run: ReportInput, *, checks: bool = True) -> Outcome | None:
             test_gain = run.test.difference(DET, member, num_samples)
         except AfterdropError as error:
             run.missing.append(f"the test scores do not contain the chosen member: {error}")
-    tempered = scores.fit(DET).member
+    tempered = scores.fit(scores.members[0]).member
     test = None if test_gain is None else run.test
-    return Outcome(scores, member, tempered, selection, gain, test, test_gain, num_samples)
+    choice = run.choice
+    return Outcome(scores, member, tempered, selection, gain, test, test_gain, num_samples, choice)

@@ -116,7 +116,8 @@ def render(page: Page) -> str:
         lstrip_blocks=True,
         undefined=jinja2.StrictUndefined,
     )
-    return environment.get_template("page.html.jinja").render(page=page, theme=THEME)
+    text = environment.get_template("page.html.jinja").render(page=page, theme=THEME)
+    return text.encode("utf-8", "backslashreplace").decode()  # names of files need not be Unicode
 
 
 def write_report(run: ReportInput, path: Path) -> Outcome | None:

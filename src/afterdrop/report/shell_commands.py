@@ -2,34 +2,42 @@
 
 import dataclasses
 import json
-import shlex
 from typing import Any
 
 from afterdrop import recipes
 from afterdrop.data import names as data_names
-from afterdrop.evaluation.request import LOGITS_FUNCTION, Protocol
+from afterdrop.evaluation.request import LOGITS_FUNCTION, Adaptive, Protocol
+from afterdrop.evaluation.scores import Scores
 from afterdrop.family.member import Grid
 from afterdrop.family.temperature import SPAN
+from afterdrop.plain_text import shell_word
 from afterdrop.report.report_input import ReportInput
 from afterdrop.train import TrainConfig
 
-_LISTS = ("alphas", "multipliers", "temperatures")  # options that take several numbers
+# Options that take several values, each of which is quoted already.
+_LISTS = ("alphas", "multipliers", "temperatures", "rates", "noise")
 
 
 def repeat_commands(run: ReportInput) -> list[str]:
     """The commands that reproduce this run and its report, in order."""
-    path = shlex.quote(str(run.path))
+    path = run.word
     lines = [] if run.config is None else [_train(run.config, path)]
     trained = run.config is not None
     lines += [
-        _evaluate(scores.protocol, path, trained=trained)
+        _evaluate(scores, path, trained=trained)
         for scores in (run.scores, run.train)
         if scores is not None
     ]
     if run.scores is not None:
-        samples = run.choice.num_samples if run.choice else run.scores.num_samples
-        extra = f" --num-samples {samples}" if samples != run.scores.num_samples else ""
-        split = f" --split {shlex.quote(run.split)}" if run.split != "valid" else ""
+        by_xe = run.choice is None or run.choice.by == "xe"
+        default = run.scores.predictor_samples if by_xe else run.scores.num_samples
+        samples = run.choice.num_samples if run.choice else default
+        extra = f" --num-samples {samples}" if samples != default else ""
+        split = f" --split {shell_word(run.split)}" if run.split != "valid" else ""
+        if run.choice is not None and run.choice.by != "xe":
+            extra += f" --by {shell_word(run.choice.by)}"
+        if run.choice is not None and run.choice.also:
+            extra += " --also " + " ".join(shell_word(o.name) for o in run.choice.also)
         lines.append(f"afterdrop select {path}{split}{extra}")
         if trained:
             lines.append(f"afterdrop test {path}")
@@ -44,7 +52,7 @@ def _train(config: TrainConfig, path: str) -> str:
         name = "lm-char" if config.data.level in ("char", "byte") else "lm"
         base = _flat(recipes.load(name).config)
         content = {k: v for k, v in content.items() if not k.startswith("data.")}
-        options = [f"--data {shlex.quote(config.data.name)}"]
+        options = [f"--data {shell_word(config.data.name)}"]
         options += [f"--level {config.data.level}"] if config.data.level else []
         options += [f"--min-count {config.data.min_count}"] if config.data.min_count else []
     else:
@@ -53,7 +61,7 @@ def _train(config: TrainConfig, path: str) -> str:
         base, options = known[name], []
         if not config.data.name.startswith("builtin:"):
             options = ["--data DIR"]
-    options += [f"--set {shlex.quote(change)}" for change in _changes(base, content)]
+    options += [f"--set {shell_word(change)}" for change in _changes(base, content)]
     return " ".join([f"afterdrop train {name}", *options, f"--out {path}"])
 
 
@@ -76,12 +84,15 @@ def _changes(base: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
     ]
 
 
-def _evaluate(protocol: Protocol, path: str, *, trained: bool) -> str:
+def _evaluate(scores: Scores, path: str, *, trained: bool) -> str:
+    protocol = dataclasses.replace(scores.protocol, request=scores.asked)
     start = f"afterdrop evaluate {path}"
-    if not trained:
+    if protocol.ensemble is not None:
+        start = f"afterdrop evaluate --samples SAMPLES --targets TARGETS --out {path}"
+    elif not trained:
         start = f"afterdrop evaluate pkg.module:load_model pkg.module:batches --out {path}"
     shown = [
-        f"--{name} {value if name in _LISTS else shlex.quote(str(value))}"
+        f"--{name} {value if name in _LISTS else shell_word(value)}"
         for name, value in _evaluate_options(protocol).items()
         if value is not None and value != _DEFAULTS.get(name)
     ]
@@ -89,26 +100,37 @@ def _evaluate(protocol: Protocol, path: str, *, trained: bool) -> str:
 
 
 def _evaluate_options(protocol: Protocol) -> dict[str, Any]:
-    grid, plan = protocol.grid, protocol.plan
+    grid = protocol.grid
     request, stream = protocol.request, protocol.request.stream
     return {
         "split": request.split,
         "limit": request.limit,
-        "num-samples": plan.num_samples,
         "alphas": _joined(grid.alphas),
-        "multipliers": _joined(grid.multipliers),
         "temper": grid.temper,
         "temperatures": _joined((protocol.low, protocol.high)),
-        "masks": plan.scheme,
-        "blocks": plan.blocks,
-        "seed": plan.seed,
+        **(_masks(protocol) if protocol.ensemble is None else {}),
         "batch-dim": request.batch_dim,
         "class-dim": request.class_dim,
         "ignore-index": request.ignore_index,
+        "likelihood": request.likelihood,
         "logits": None if request.logits == LOGITS_FUNCTION else request.logits,
-        "rates": " ".join(map(shlex.quote, request.rates)) or None,
-        "noise": " ".join(map(shlex.quote, request.noise)) or None,
+        "rates": " ".join(map(shell_word, request.rates)) or None,
+        "noise": " ".join(map(shell_word, request.noise)) or None,
         **({} if stream is None else dataclasses.asdict(stream)),
+    }
+
+
+def _masks(protocol: Protocol) -> dict[str, Any]:
+    plan, adaptive = protocol.plan, protocol.request.adaptive
+    rules = {} if adaptive is None else dataclasses.asdict(adaptive)
+    return {
+        "num-samples": plan.num_samples if adaptive is None else "auto",
+        "mask-share": rules.get("mask_share"),
+        "beaten-by": rules.get("beaten_by"),
+        "multipliers": _joined(protocol.grid.multipliers),
+        "masks": plan.scheme,
+        "blocks": plan.blocks,
+        "seed": plan.seed,
     }
 
 
@@ -122,9 +144,12 @@ _DEFAULTS: dict[str, Any] = {  # of afterdrop evaluate
     "multipliers": _joined(Grid().multipliers),
     "temper": "mean",
     "temperatures": _joined((1 / SPAN, SPAN)),  # the range that most models keep
+    "mask-share": Adaptive.mask_share,
+    "beaten-by": Adaptive.beaten_by,
     "masks": "lhs",
     "blocks": 2,
     "seed": 0,
     "batch-dim": 0,
     "ignore-index": -100,
+    "likelihood": "categorical",
 }

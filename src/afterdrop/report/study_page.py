@@ -1,11 +1,11 @@
 """The page of a tuning study: the best configuration, how reliable it is, and the search."""
 
 import math
-import shlex
 from collections.abc import Callable
 from pathlib import Path
 
 from afterdrop.files import write_atomic
+from afterdrop.plain_text import shell_word
 from afterdrop.report import study_figures as figures
 from afterdrop.report.figure_sections import picture
 from afterdrop.report.figure_style import styled
@@ -268,10 +268,10 @@ def _settings_section(result: StudyResult) -> Section:
 
 
 def _next_section(result: StudyResult, folder: Path) -> Section:
-    path = shlex.quote(str(folder))
-    trial = shlex.quote(str(folder / "trials" / f"{result.ranking[0].number:04d}"))
+    path = shell_word(folder)
+    trial = shell_word(folder / "trials" / f"{result.ranking[0].number:04d}")
     lines = [
-        f"afterdrop train {shlex.quote(str(folder / 'best.toml'))} --out RUN",
+        f"afterdrop train {shell_word(folder / 'best.toml')} --out RUN",
         f"afterdrop evaluate {trial}",
         f"afterdrop report {path}",
     ]

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from afterdrop.errors import AfterdropError, FileError
 from afterdrop.evaluation import Request, Scores
@@ -25,6 +25,7 @@ from afterdrop.runs import Run
 from afterdrop.selection import select
 from afterdrop.train import TrainConfig, shorten
 from afterdrop.train import run as train_run
+from afterdrop.typed_records import read_record
 
 TRAINING = 0.65  # share of the time of a job
 PROBE_STEPS = 10
@@ -32,6 +33,18 @@ LEAST_INTERVALS = 8  # fewest for which dropping the learning rate is useful
 SPLITS = {"valid": 0.45, "train": 0.3, "test": 0.25}  # shares of the evaluation time
 NINE = (0.0, 0.8, 0.9, 1.0)
 _KIND, _VERSION = "afterdrop-chain", 2
+
+
+class _JobPlan(TypedDict, total=False):
+    intervals: int
+    steps_per_interval: int
+    trained: bool
+    limits: dict[str, int | None]
+
+
+class _PlanRecord(TypedDict):
+    asked: dict[str, Any]
+    jobs: dict[str, _JobPlan]
 
 
 @dataclass
@@ -176,13 +189,18 @@ class Chain:
         path = self.out / "plan.json"
         if not path.exists():
             return {}
-        content = read_json(path, _KIND, _VERSION)
+        try:
+            content = read_record(_PlanRecord, read_json(path, _KIND, _VERSION))
+        except ValueError as error:
+            raise FileError(
+                f"{path} is damaged ({error}); restore it, or give another --out"
+            ) from error
         if content["asked"] != self._asked():
             raise FileError(
                 f"{path} was made with {_listed(content['asked'])}, but this command has "
                 f"{_listed(self._asked())}; pass the same options to continue, or another --out"
             )
-        return content["jobs"]
+        return {name: dict(plan) for name, plan in content["jobs"].items()}
 
     def _write_plan(self, plans: Mapping[str, Any]) -> None:
         content = {"asked": self._asked(), "jobs": dict(plans)}

@@ -12,12 +12,14 @@ from torch import nn
 from afterdrop.data import ImageSet, TextSet, batches
 from afterdrop.errors import DataError, FileError
 from afterdrop.evaluation.loop import Execution, run_evaluation
+from afterdrop.evaluation.part_files import remove_parts
 from afterdrop.evaluation.request import Carry, Lifetime, Request, StreamSettings
 from afterdrop.evaluation.scores import Scores
 from afterdrop.evaluation.text_evaluation import run_text
 from afterdrop.models import LanguageModel
+from afterdrop.plain_text import shell_word
 from afterdrop.run_layout import RunLayout
-from afterdrop.selection import Choice, Predictor, StreamPredictor
+from afterdrop.selection import Choice, EnsemblePredictor, Predictor, StreamPredictor
 from afterdrop.train import LoadedRun, TrainConfig, load_model
 from afterdrop.train.folder import RunFolder
 from afterdrop.train.load_run import Which, kept_fingerprints
@@ -129,8 +131,8 @@ class Run:
                 return which
         raise FileError(
             f"the choice in {self.path} was made for other weights than the run has now; evaluate "
-            f"and select again: afterdrop evaluate {self.path} --overwrite && afterdrop select "
-            f"{self.path}"
+            f"and select again: afterdrop evaluate {shell_word(self.path)} --overwrite "
+            f"&& afterdrop select {shell_word(self.path)}"
         )
 
     def load(self, which: Which | None = None, *, device: str | torch.device = "cpu") -> LoadedRun:
@@ -144,7 +146,7 @@ class Run:
             raise FileError(
                 f"{self.path} holds scores of your own model, which cannot be loaded from here; "
                 "to predict: Run.choice.predictor(model); for other data: afterdrop evaluate MODEL "
-                f"DATA --out {self.path} --split NAME"
+                f"DATA --out {shell_word(self.path)} --split NAME"
             )
         return load_model(self.path, which or self.which(), device=device)
 
@@ -177,9 +179,28 @@ class Run:
         if not path.exists():
             raise FileError(
                 f"{self.path} has no scores of the split {split!r}; make them with afterdrop "
-                f"evaluate (--split {split})"
+                f"evaluate (--split {shell_word(split)})"
             )
         return Scores.load(path)
+
+    def kept_scores(self, request: Request, weights: str | None) -> Scores:
+        """The scores of a request's split, if they are of that request and of these weights.
+
+        Args:
+            request: What would be evaluated.
+            weights: The fingerprint of the model.
+
+        Raises:
+            FileError: If they are of another evaluation, or damaged.
+        """
+        path, scores = self.layout.scores(request.split), self.scores(request.split)
+        if scores.asked != request or scores.protocol.fingerprint != weights:
+            raise FileError(
+                f"{path} exists and is of other settings or weights; --overwrite replaces it, "
+                "another --out or --split keeps it"
+            )
+        remove_parts(self.layout.parts(request.split))
+        return scores
 
     def save_scores(self, scores: Scores) -> Path:
         """Writes the scores of their split; returns the file."""
@@ -201,7 +222,8 @@ class Run:
         """
         if not self.has_choice:
             raise FileError(
-                f"{self.path} has no choice; choose a member with: afterdrop select {self.path}"
+                f"{self.path} has no choice; choose a member with: afterdrop select "
+                f"{shell_word(self.path)}"
             )
         return Choice.load(self.layout.choice)
 
@@ -212,14 +234,18 @@ class Run:
 
     def predictor(
         self, *, num_samples: int | None = None, device: str | torch.device = "cpu"
-    ) -> Predictor | StreamPredictor:
+    ) -> Predictor | StreamPredictor | EnsemblePredictor:
         """The predictor of the choice, with the weights that it was made for.
 
         Args:
             num_samples: Mask samples; by default those that the choice was made for.
             device: Where the model goes.
         """
-        return self.choice.predictor(self.model(device=device), num_samples=num_samples)
+        model = self.model(device=device)
+        try:
+            return self.choice.predictor(model, num_samples=num_samples)
+        except DataError as error:
+            raise DataError(f"{self.path}: {error}") from error
 
     def stream(
         self,
@@ -272,7 +298,8 @@ class Run:
         found, split = loaded.load_data(folder), request.split
         if isinstance(found, TextSet) and isinstance(loaded.model, LanguageModel):
             tokens, eos = found.split(split)[: request.limit], found.vocabulary.eos_id
-            return run_text(loaded.model, tokens, eos, request, execution, lines=found.has_lines)
+            text = (tokens, eos, request, execution)
+            return run_text(loaded.model, *text, lines=found.has_lines, training=found.train)
         assert isinstance(found, ImageSet)
         chosen = getattr(found, split, None)
         if chosen is None:

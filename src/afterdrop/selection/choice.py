@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from torch import nn
+from torch import Tensor, nn
 
 from afterdrop.errors import AfterdropError, DataError, FileError
+from afterdrop.evaluation.ensemble_models import Model, Views, combined_fingerprint, list_models
+from afterdrop.evaluation.likelihoods.parametric import ParametricLikelihood
+from afterdrop.evaluation.likelihoods.predictive import Average
 from afterdrop.evaluation.request import Request
 from afterdrop.family.estimates import Estimate
-from afterdrop.family.member import DET, Grid, Member
+from afterdrop.family.member import Grid, Member
 from afterdrop.files import read_json, write_json
 from afterdrop.masks.model_call import LogitsPlace
 from afterdrop.masks.model_guard import Reset
@@ -20,31 +23,22 @@ from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel
 from afterdrop.models.fingerprint import fingerprint
 from afterdrop.run_layout import RunLayout
+from afterdrop.selection.candidate import Candidate, OtherData
+from afterdrop.selection.choice_text import choice_text, headline
+from afterdrop.selection.ensemble_gain import EnsembleGain
+from afterdrop.selection.ensemble_predictor import EnsemblePredictor
+from afterdrop.selection.export import Format, export_predictor
+from afterdrop.selection.member_mean import MemberMean
 from afterdrop.selection.predictor import Predictor
 from afterdrop.selection.stream_predictor import StreamPredictor
 from afterdrop.typed_records import read_record
 
 Prefer = Literal["best", "cheapest"]
-_KIND, _VERSION = "afterdrop-choice", 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Candidate:
-    """A member in the ranking.
-
-    Attributes:
-        member: With its temperature.
-        xe: Cross entropy at the predictor's number of samples.
-        difference: Paired difference to the best candidate, with its errors.
-        tuned: Whether its temperature was fitted.
-        at_edge: Whether the fitted temperature lies at the edge of its bracket.
-    """
-
-    member: Member
-    xe: float
-    difference: Estimate
-    tuned: bool
-    at_edge: bool
+_KIND, _VERSION = "afterdrop-choice", 2
+_OTHER_WEIGHTS = (
+    "the weights of the model are not those that this choice was made for; load those, "
+    "or evaluate and select again; any_weights=True predicts all the same"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,6 +67,13 @@ class Choice:
         agreement: How often two disjoint halves of the examples, chosen on separately, have the
             same best: what independent data of half the size agree in. None without resamples.
         left_off: Modules whose random behaviour in training is not dropout and stayed off.
+        by: What was minimised: "xe", another criterion, or the name of a function.
+        unit: Of the gain, for what is printed.
+        also: What the choice does on other data.
+        ensemble: What an ensemble gains; None for masks of one model. Its deterministic member is
+            the best of its models alone.
+        pilot: The best candidate of each multiplier that only a pilot on part of the data
+            evaluated, compared with the best of the pilot; None without a pilot.
     """
 
     member: Member
@@ -90,44 +91,73 @@ class Choice:
     optimistic: bool = False
     left_off: tuple[str, ...] = ()
     agreement: float | None = None
+    by: str = "xe"
+    unit: str = "nats"
+    also: tuple[OtherData, ...] = ()
+    ensemble: EnsembleGain | None = None
+    pilot: tuple[Candidate, ...] | None = None
 
     def __post_init__(self) -> None:
-        Plan(self.num_samples)  # refuses what no predictor can have
+        if self.ensemble is None:
+            Plan(self.num_samples)  # refuses what no predictor can have
 
     def predictor(
         self,
-        model: nn.Module,
+        model: nn.Module | Sequence[Model],
         *,
         num_samples: int | None = None,
         logits: LogitsPlace | None = None,
+        likelihood: ParametricLikelihood | None = None,
+        average: Average = "power",
         per_example: bool = False,
+        blocks: int = 2,
         memory: int | None = None,
         any_weights: bool = False,
         reset: Reset | None = None,
-    ) -> Predictor | StreamPredictor:
+        augment: Views | None = None,
+        tolerance: float | None = None,
+    ) -> Predictor | StreamPredictor | EnsemblePredictor:
         """A predictor of the chosen member, as it was evaluated.
 
         Args:
-            model: The model that was evaluated.
+            model: The model that was evaluated; of an ensemble, the models in the same order, and
+                of adapters the model with its adapters.
             num_samples: Mask samples; by default those that the choice was made for.
             logits: The function that finds the logits in the model's output, if one was given to
                 `evaluate`: it is not stored with the choice.
+            likelihood: The likelihood, if one of your own was given to `evaluate`: it is not stored
+                with the choice, either.
+            average: "power" or, of numbers, "quantile" (see `Predictor`).
             per_example: Whether each input has masks of its own (see `Predictor`).
+            blocks: Independent blocks of samples (see `Predictor`).
             memory: Bytes for accumulators and activations.
             any_weights: Whether to accept weights that are not those that were evaluated.
             reset: As for `evaluate`, for a model that keeps state between calls.
+            augment: As for `evaluate`: functions are not stored with the choice.
+            tolerance: The standard error at which an input gets no more samples (see `Predictor`);
+                not for texts.
 
         Returns:
-            A `StreamPredictor` for a text, a `Predictor` otherwise.
+            A `StreamPredictor` for a text, an `EnsemblePredictor` for several models or views, a
+            `Predictor` otherwise.
 
         Raises:
-            DataError: If the weights are not those that were evaluated, or `logits` is missing.
+            DataError: If the weights are not those that were evaluated, or `logits` or `augment` is
+                missing.
         """
-        if not any_weights and fingerprint(model) != self.fingerprint:
+        if self.request.dynamic is not None:
             raise DataError(
-                "the weights of the model are not those that this choice was made for; load those, "
-                "or evaluate and select again; any_weights=True predicts all the same"
+                "this choice was made with dynamic evaluation, whose weights follow a text; a "
+                "predictor has fixed weights. Choose on scores without dynamic="
             )
+        if self.ensemble is not None:
+            return self._ensemble_predictor(
+                model, any_weights, views=augment, logits=logits, memory=memory, reset=reset
+            )
+        if not isinstance(model, nn.Module):
+            raise DataError(f"model is {type(model).__name__}; this choice is of one model")
+        if not any_weights and fingerprint(model) != self.fingerprint:
+            raise DataError(_OTHER_WEIGHTS)
         request, plan = self.request, self.request.plan
         k = num_samples or self.num_samples
         if request.stream is None:
@@ -143,9 +173,14 @@ class Choice:
                 # The evaluation saw from the targets that it is the last, where nothing was said.
                 class_dim=-1 if request.class_dim is None else request.class_dim,
                 logits=request.logits if logits is None else logits,
+                likelihood=likelihood or request.likelihood,
+                noise_variance=request.noise_variance,
+                average=average,
                 per_example=per_example,
+                blocks=blocks,
                 memory=memory,
                 reset=reset,
+                tolerance=tolerance,
             )
         if not isinstance(model, LanguageModel):
             raise DataError(
@@ -155,6 +190,95 @@ class Choice:
             model, self.member, k, plan.seed, request.stream, plan.scheme, memory
         )
 
+    def export(
+        self,
+        model: nn.Module,
+        example_inputs: Any,
+        path: str | Path,
+        format: Format = "torch",
+        *,
+        num_samples: int | None = None,
+        logits: LogitsPlace | None = None,
+        any_weights: bool = False,
+    ) -> None:
+        """Writes the predictor as a file that runs without afterdrop, for any batch size.
+
+        The file takes the tensors among the inputs, in their order, and returns log-probabilities
+        in the shape of the logits. The K masks are constants in it; a deterministic member is the
+        model and one division. All sizes other than that of the batch are those of the example.
+
+        Args:
+            model: The model that was evaluated.
+            example_inputs: At least two examples: a tensor, a tuple of positional or a mapping of
+                keyword inputs of the model.
+            path: The file, which ends in .pt2 ("torch") or .onnx ("onnx").
+            format: "torch" for `torch.export.load`, or "onnx" for onnxruntime and others.
+            num_samples: Mask samples; by default those that the choice was made for.
+            logits: As for `predictor`.
+            any_weights: Whether to accept weights that are not those that were evaluated.
+
+        Raises:
+            DataError, SiteError: If the predictor cannot be exported, with the reason.
+            ExtraError: If format="onnx" lacks its packages.
+
+        Example:
+            >>> import tempfile, torch
+            >>> from afterdrop import evaluate, select
+            >>> net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 3))
+            >>> x, y = torch.randn(40, 4), torch.randint(3, (40,))
+            >>> choice = select(evaluate(net, [(x, y)], num_samples=4))
+            >>> with tempfile.TemporaryDirectory() as folder:
+            ...     choice.export(net, x[:2], f"{folder}/net.pt2")
+            ...     exported = torch.export.load(f"{folder}/net.pt2").module()
+            >>> torch.allclose(exported(x), choice.predictor(net)(x), atol=1e-5)
+            True
+        """
+        predictor = self.predictor(
+            model, num_samples=num_samples, logits=logits, any_weights=any_weights
+        )
+        export_predictor(predictor, example_inputs, path, format, logits)
+
+    def _ensemble_predictor(
+        self, model: nn.Module | Sequence[Model], any_weights: bool, **options: Any
+    ) -> EnsemblePredictor:
+        assert self.ensemble is not None
+        members = self.ensemble.ensemble
+        adapters = members.models if hasattr(model, "set_adapter") else ()
+        models = list(list_models(model, adapters).values())
+        loaded = [m for m in models if isinstance(m, nn.Module)]
+        # Models that have yet to be loaded are not compared: that would load all of them.
+        if self.fingerprint and len(loaded) == len(models) and not any_weights:
+            found = combined_fingerprint(map(fingerprint, loaded))
+            if found != self.fingerprint:
+                raise DataError(_OTHER_WEIGHTS)
+        # The evaluation saw from the targets that it is the last, where nothing was said.
+        class_dim = -1 if self.request.class_dim is None else self.request.class_dim
+        request = dataclasses.replace(self.request, class_dim=class_dim)
+        return EnsemblePredictor(models, self.member, members, request, **options)
+
+    def combine(self, samples: Tensor) -> Tensor:
+        """The chosen mean of samples of an ensemble that were computed elsewhere.
+
+        Args:
+            samples: [K, ..., V] log-probabilities or logits, of the samples that were evaluated, in
+                their order.
+
+        Returns:
+            [..., V] log-probabilities.
+        """
+        if self.ensemble is None:
+            raise DataError("combine is for the choice of an ensemble; use predictor(model)")
+        members = self.ensemble.ensemble
+        if len(samples) != members.num_samples or members.masks is not None:
+            raise DataError(
+                f"samples of shape {tuple(samples.shape)}; give the {members.num_samples} samples "
+                "that were evaluated, along the first dimension"
+            )
+        mean = MemberMean(self.member)
+        alone = slice(members.best, members.best + 1)
+        mean.add(samples[alone] if self.member.deterministic else samples, "the samples")
+        return mean.result()
+
     def test_request(self, split: str, num_samples: int | None = None) -> Request:
         """The request that evaluates the chosen member, beside deterministic, on other data.
 
@@ -163,14 +287,17 @@ class Choice:
             num_samples: Mask samples; by default those that the choice was made for.
         """
         member, plan = self.member, self.request.plan
+        if self.ensemble is None:
+            plan = Plan(num_samples or self.num_samples, plan.seed, plan.scheme)
         return dataclasses.replace(
             self.request,
             grid=Grid((member.alpha,), (0.0, member.multiplier), member.temper),
-            plan=Plan(num_samples or self.num_samples, plan.seed, plan.scheme),
+            plan=plan,
             split=split,
             # Those of the choice: the data's own bracket need not hold the chosen temperatures.
             temperatures=self.temperatures,
             limit=None,
+            adaptive=None,
         )
 
     def save(self, path: str | Path) -> None:
@@ -201,94 +328,14 @@ class Choice:
 
     def headline(self) -> str:
         """What was gained over deterministic evaluation, and what temperature alone gives."""
-        if self.member == DET:
-            return "Nothing gained: deterministic evaluation at T = 1 is chosen."
-        if math.isinf(self.gain.value):
-            return (
-                "Deterministic evaluation at T = 1 calls a target impossible; the choice does not."
-            )
-        text = f"Gained {_shown(self.gain)} over deterministic evaluation at T = 1"
-        if self.crossfit is not None:
-            text += f" (this ± ignores the selection; {self.crossfit.value:.4f} ± "
-            text += f"{self.crossfit.error:.4f} cross-fitted"
-            text += ")" if self.prefer == "best" else ", taking the best)"
-        elif not math.isnan(self.gain.error):
-            text += " (this ± ignores the selection)"
-        if self.gain.value > 0:
-            text += f"; temperature alone gives {100 * self.temperature_share:.0f} % of it"
-        return text + "."
+        return headline(self)
+
+    def label(self, member: Member) -> str:
+        """A member in words: of masks, or of an ensemble."""
+        return str(member) if self.ensemble is None else self.ensemble.ensemble.label(member)
 
     def __str__(self) -> str:
-        chosen = next((c for c in self.ranking if c.member == self.member), None)
-        lines = [
-            self.headline(),
-            f"Chosen ({self.prefer}, for {self.num_samples} samples): {self.member}",
-            "",
-            f"{'member':<52}{'XE':>9}{'to best':>10}{'± ':>9}",
-        ]
-        shown = list(self.ranking[:8])
-        shown += [c for c in self.ranking[8:] if c.member.deterministic or c is chosen]
-        for candidate in shown:
-            mark = "*" if candidate is chosen else " "
-            edge = "  T at the edge of its bracket" if candidate.at_edge else ""
-            lines.append(
-                f"{mark} {candidate.member!s:<50}{candidate.xe:>9.4f}"
-                f"{candidate.difference.value:>10.4f}{_number(candidate.difference.error)}{edge}"
-            )
-        if any(candidate.at_edge for candidate in shown):
-            lines += [
-                "",
-                "The best T may lie beyond an edge: evaluate with temperatures=(low, high).",
-            ]
-        if self.recurrence:
-            lines += ["", "How often these examples, resampled, have as their best:"]
-            for member, tuned, share in self.recurrence[:4]:
-                name = str(member).rsplit(", T =", 1)[0]
-                lines.append(f"  {100 * share:4.0f} %  {name}, T {'fitted' if tuned else '= 1'}")
-        if self.agreement is not None:
-            lines.append(
-                "Two disjoint halves of the examples have the same best in "
-                f"{100 * self.agreement:.0f} % of divisions."
-            )
-        lines += self._notes()
-        if self.left_off:
-            lines += [
-                "",
-                "Random behaviour of training that no member has: "
-                + "; ".join(self.left_off)
-                + ".",
-            ]
-        return "\n".join(lines)
-
-    def _notes(self) -> list[str]:
-        """What to know of a predictor with another number of samples than were evaluated."""
-        k, evaluated = self.num_samples, self.request.plan.num_samples
-        if self.member.deterministic:
-            return []
-        if self.optimistic:
-            return [
-                "",
-                f"{k} samples are fewer than were evaluated and may cost more than this says; to "
-                f"know, evaluate with num_samples={k}.",
-            ]
-        if k > evaluated:
-            return [
-                "",
-                f"{k} samples are more than the {evaluated} that were evaluated: what they gain is "
-                f"extrapolated as 1/K; to know, evaluate with num_samples={k}.",
-            ]
-        return []
-
-
-def _shown(gain: Estimate) -> str:
-    """A gain and its error, if the data show one."""
-    if math.isnan(gain.error):
-        return f"{gain.value:.4f} nats, of unknown error,"
-    return f"{gain.value:.4f} ± {gain.error:.4f} nats"
-
-
-def _number(error: float) -> str:
-    return f"{'unknown':>9}" if math.isnan(error) else f"{error:>9.4f}"
+        return choice_text(self)
 
 
 def _file(path: str | Path) -> Path:

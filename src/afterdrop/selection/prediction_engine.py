@@ -1,4 +1,4 @@
-"""The engine of a predictor: log-probabilities of inputs, from chunks of rows under masks.
+"""The engine of a predictor: what it collects of inputs, from chunks of rows under masks.
 
 Legend: B examples, S samples of a chunk, V classes.
 """
@@ -13,19 +13,24 @@ import torch
 from torch import Tensor, nn
 
 from afterdrop.evaluation.chunks import Memory, plan_chunks, split_evenly
-from afterdrop.evaluation.engines.generic import ModelPasses, Operations, run_samples
-from afterdrop.evaluation.likelihoods.categorical import Categorical
+from afterdrop.evaluation.engines.generic import Operations
+from afterdrop.evaluation.engines.model_passes import ModelPasses, run_samples
+from afterdrop.evaluation.likelihoods import Likelihood
 from afterdrop.evaluation.request import Request
 from afterdrop.evaluation.scores.schema import Results
 from afterdrop.family.member import Member
-from afterdrop.masks.model_call import batch_size
+from afterdrop.masks.kept_masks import KeptMasks
+from afterdrop.masks.model_call import batch_size, take_rows
+from afterdrop.masks.prefix import NotRecorded
 from afterdrop.masks.rows import Rows
 from afterdrop.masks.sites import Sites
-from afterdrop.selection.member_mean import MemberMean
+from afterdrop.masks.uniforms import Plan
+from afterdrop.selection.member_mean import Collector, MemberMean
+from afterdrop.selection.stopping_mean import StoppingMean
 
 
 class PredictionEngine:
-    """Predicts batches of a pair ((args, kwargs), keys [B] of the examples' masks).
+    """Predicts batches: a tuple of the arguments of `run`.
 
     Args:
         model: The model.
@@ -35,6 +40,7 @@ class PredictionEngine:
         sites: The model's dropout sites.
         memory: The budget.
         operations: Plain ones, or kernels.
+        tolerance: The standard error at which an example gets no more samples; None for all.
     """
 
     ahead = 0
@@ -44,21 +50,25 @@ class PredictionEngine:
         model: nn.Module,
         member: Member,
         request: Request,
-        likelihood: Categorical,
+        likelihood: Likelihood,
         sites: Sites,
         memory: Memory,
         operations: Operations,
+        tolerance: float | None = None,
     ) -> None:
         self.member, self.request, self.sites, self.memory = member, request, sites, memory
         self.likelihood, self.kernels = likelihood, operations.kernels
         self.passes = ModelPasses(model, sites, request.batch_dim, operations.draw)
+        self.tolerance = tolerance
+        self._draw, self._masks = operations.draw, KeptMasks(memory.budget // 4)
 
-    def begin(self, batch: Any, number: int) -> Callable[[], Tensor]:
-        """Returns what computes the log-probabilities, with the classes last."""
-        return partial(self._run, *batch)
+    def begin(self, batch: Any, number: int) -> Callable[[], Any]:
+        """Returns what computes the result, with the classes last."""
+        return partial(self.run, *batch)
 
     def clear(self) -> None:
-        """Nothing is kept."""
+        """Frees the masks."""
+        self._masks = KeptMasks(self.memory.budget // 4)
 
     def carried(self) -> Results:
         """Nothing."""
@@ -67,28 +77,105 @@ class PredictionEngine:
     def restore(self, carried: Results) -> None:
         """Nothing to do."""
 
-    def _run(self, arguments: Any, keys: Tensor) -> Tensor:
-        size = batch_size(arguments, self.request.batch_dim)
-        # Accumulators are a few times what one row's logits take, which row_bytes contains.
-        accumulators = 4 * self.sites.row_bytes
-        chunks = plan_chunks(self.sites, self.request.plan, size, 1, accumulators, self.memory)
-        ranges = split_evenly(size, chunks.examples)
-        parts = [self._chunk(arguments, keys, part, chunks.samples) for part in ranges]
-        dims = {dim for _, dim in parts}
-        return torch.cat([found for found, _ in parts], dims.pop())
+    def run(
+        self,
+        arguments: Any,
+        keys: Tensor,
+        collector: Callable[[Member], Collector] = MemberMean,
+        samples: range | None = None,
+    ) -> Any:
+        """What a collector makes of the samples.
 
-    def _chunk(self, arguments: Any, keys: Tensor, part: range, at_once: int) -> tuple[Tensor, int]:
-        """Log-probabilities of some examples, and their batch dimension."""
-        mean, plan = MemberMean(self.member), self.request.plan
-        multipliers, own = (self.member.multiplier,), keys[part.start : part.stop]
+        Args:
+            arguments: Positional and keyword inputs, a pair (args, kwargs).
+            keys: [B] keys of the examples' masks.
+            collector: Makes what takes the logits of samples for some of the examples; by default
+                the member's log-probabilities.
+            samples: Which samples to run; by default all.
+        """
+        shared = not self.kernels and not keys.any()  # kernels draw as fast as they would read
+        self.passes.control.draw = self._masks.draw if shared else self._draw
+        try:
+            return self._run(arguments, keys, collector, samples)
+        except NotRecorded:
+            self.sites = self.sites.without_prefix()
+            self.passes.run_all_modules()
+            return self._run(arguments, keys, collector, samples)
+
+    def _run(
+        self,
+        arguments: Any,
+        keys: Tensor,
+        collector: Callable[[Member], Collector],
+        samples: range | None,
+    ) -> Any:
+        size = limit = batch_size(arguments, self.request.batch_dim)
+        if self.sites.prefix is not None:  # its modules run with one row per example
+            every = self.sites.without_prefix()
+            limit = plan_chunks(every, Plan(1), size, 1, 0, self.memory).examples
+        found: list[Collector] = []
+        dim = 0
+        for part in split_evenly(size, limit):
+            taken, own = arguments, keys[part.start : part.stop]
+            if len(part) < size:
+                ends = part.start, part.stop
+                taken = take_rows(arguments, self.request.batch_dim, size, *ends, 1)
+            dim = self._part(taken, own, collector, samples, found)
+            self.passes.end_batch()
+        return found[0].join([each.result() for each in found], dim)
+
+    def _part(
+        self,
+        arguments: Any,
+        keys: Tensor,
+        collector: Callable[[Member], Collector],
+        samples: range | None,
+        found: list[Collector],
+    ) -> int:
+        """Adds a collector per chunk of examples; returns the batch dimension of their logits."""
+        # Accumulators are a few times what one row's logits take, which a row's bytes contain.
+        accumulators = 4 * self.sites.sampled_row_bytes
+        chunks = plan_chunks(self.sites, self.request.plan, len(keys), 1, accumulators, self.memory)
+        dim = 0
+        for part in split_evenly(len(keys), chunks.examples):
+            own = collector(self.member)
+            if self.tolerance is not None and collector is MemberMean:
+                separable = self.sites.batched
+                own = StoppingMean(self.member, self.tolerance, part, separable=separable)
+            dim = self._chunk(arguments, keys, part, chunks.samples, own, samples)
+            found.append(own)
+        return dim
+
+    def _chunk(
+        self,
+        arguments: Any,
+        keys: Tensor,
+        part: range,
+        at_once: int,
+        collector: Collector,
+        samples: range | None,
+    ) -> int:
+        """Runs samples for some examples; returns the batch dimension of their logits."""
+        plan, multipliers = self.request.plan, (self.member.multiplier,)
+        stopping = collector if isinstance(collector, StoppingMean) else None
         dim = 0
 
         def add(samples: range) -> None:
             nonlocal dim
-            rows = Rows(plan, multipliers, samples, own)
-            output = self.passes.run_arguments(arguments, len(keys), rows, part)
+            running = part if stopping is None else stopping.running
+            if not running:
+                return
+            rows = Rows(plan, multipliers, samples, keys[torch.tensor(running)])
+            output = self.passes.run_arguments(arguments, len(keys), rows, running)
             logits, dim = self.likelihood.read_logits(output)
-            mean.add(logits.unflatten(dim, (len(samples), -1)).movedim(dim, 0), "the input")
+            if stopping is not None:
+                stopping.dim = dim
+            collector.add(logits.unflatten(dim, (len(samples), -1)).movedim(dim, 0), "the input")
 
-        run_samples(self.passes.control, plan, multipliers, at_once, add, lambda: None)
-        return mean.log_probs(), dim
+        if samples is None:
+            run_samples(self.passes.control, plan, multipliers, at_once, add, collector.end_block)
+            return dim
+        with self.passes.control.prepared(multipliers):
+            for chunk in split_evenly(len(samples), at_once):
+                add(samples[chunk.start : chunk.stop])
+        return dim

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -11,9 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from afterdrop.errors import DataError, MemberError
-from afterdrop.evaluation.chunks import Memory
+from afterdrop.evaluation.chunks import Memory, plan_chunks
 from afterdrop.evaluation.engines.dispatch import Dispatcher, EngineMaker, operations_for
-from afterdrop.evaluation.likelihoods.categorical import Categorical
+from afterdrop.evaluation.likelihoods.build_likelihood import build_likelihood, likelihood_name
+from afterdrop.evaluation.likelihoods.density_reading import DensityReading
+from afterdrop.evaluation.likelihoods.parametric import ParametricLikelihood
+from afterdrop.evaluation.likelihoods.predictive import Average
 from afterdrop.evaluation.model_inputs import find_or_explain
 from afterdrop.evaluation.request import Request, recorded_place
 from afterdrop.family.member import Grid, Member
@@ -22,7 +26,9 @@ from afterdrop.masks.model_guard import Reset, guarded
 from afterdrop.masks.sites import Sites, find_sites
 from afterdrop.masks.uniforms import Plan, Scheme
 from afterdrop.selection.example_keys import input_hashes, rows_interact
+from afterdrop.selection.member_mean import Collector, KeptParameters, KeptSamples, MemberMean
 from afterdrop.selection.prediction_engine import PredictionEngine
+from afterdrop.selection.uncertainty import Uncertainty, UncertaintySums, certain
 
 
 class Predictor(nn.Module):
@@ -50,11 +56,26 @@ class Predictor(nn.Module):
         class_dim: Class dimension of the logits; needed where they are not [B, V].
         logits: Where the model's output holds its logits, if several of its tensors may be the
             logits: an index, a key or a function of the output.
+        likelihood: The kind of targets, as for `evaluate`.
+        noise_variance: Of the squared error: what temperature 1 stands for
+            (`Scores.noise_variance`).
+        average: Of numbers: "power" for the member's power mean, "quantile" for the distribution
+            whose quantiles are the means of the samples' quantiles, whatever alpha is.
         per_example: Whether each input has masks of its own. The mean over many inputs then has the
             small mask error of an evaluation (`Estimate.mc_error`); with shared masks it is larger.
+        blocks: Independent blocks of samples, a power of two. Errors of `uncertainty` come from the
+            spread between them; 8 or more make these errors themselves precise.
         memory: Bytes for accumulators and activations.
         reset: Called with the model before each forward pass, to forget state that it keeps
             between calls.
+        compute_once: Whether modules that finish before the first dropout site run once per call
+            instead of once per sample (`find_sites` lists them).
+
+        tolerance: An input gets no more samples, `num_samples` at most, once the standard error of
+            its log-probabilities is below this number of nats: the root mean square over classes,
+            weighted by their probability; of sequences, at the worst position. Samples come in up
+            to 8 independent blocks, so that the masks differ from those without a tolerance. What
+            an input gets still depends on it and the seed alone.
 
     Example:
         >>> net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
@@ -77,9 +98,15 @@ class Predictor(nn.Module):
         batch_dim: int = 0,
         class_dim: int | None = None,
         logits: LogitsPlace | None = None,
+        likelihood: str | ParametricLikelihood = "categorical",
+        noise_variance: float | None = None,
+        average: Average = "power",
         per_example: bool = False,
+        blocks: int = 2,
         memory: int | None = None,
         reset: Reset | None = None,
+        compute_once: bool = True,
+        tolerance: float | None = None,
     ) -> None:
         super().__init__()
         if not isinstance(member, Member):
@@ -87,17 +114,23 @@ class Predictor(nn.Module):
                 f"member={member!r:.60} must be a Member, for example select(scores).member"
             )
         self.model, self.member, self.memory, self.reset = model, member, memory, reset
-        self.per_example = per_example
+        self.per_example, self.average = per_example, average
+        self.compute_once, self.tolerance = compute_once, tolerance
+        plan = Plan(num_samples, seed, masks, blocks)
+        if tolerance is not None:
+            plan = _in_stages(plan, tolerance)
         self.request = Request(
             Grid((member.alpha,), (member.multiplier,), member.temper),
-            Plan(num_samples, seed, masks),
+            plan,
             rates=tuple(rates) if not isinstance(rates, str) else (rates,),
             noise=tuple(noise) if not isinstance(noise, str) else (noise,),
             batch_dim=batch_dim,
             class_dim=class_dim,
             logits=recorded_place(logits),
+            likelihood=likelihood_name(likelihood),
+            noise_variance=noise_variance,
         )
-        self._likelihood = Categorical.of(self.request, logits)
+        self._likelihood = build_likelihood(self.request, logits, likelihood)
         self._sites: Sites | None = None
         self._found_on = 0  # the number of examples on which sites were found
         self._by_position = False
@@ -113,25 +146,128 @@ class Predictor(nn.Module):
         return {**self.__dict__, "_dispatcher": None}
 
     @torch.no_grad()
-    def forward(self, *inputs: Any, **kwargs: Any) -> Tensor:
-        """Log-probabilities of the inputs (as the model takes them), in the shape of the logits."""
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Log-probabilities of the inputs (as the model takes them), in the shape of the logits.
+
+        Of labels [..., 2], of 0 and 1. Of numbers a distribution with `mean`, `variance`,
+        `log_prob`, `cdf`, `quantile` and `sample` (`evaluation.likelihoods.predictive`).
+        """
+        if isinstance(self._likelihood, DensityReading):
+            found = self._run((inputs, kwargs), KeptParameters)
+            return self._likelihood.prediction(found, self.member, self.average)
+        found = self._run((inputs, kwargs), MemberMean)
+        return self._likelihood.prediction(found, self.member)
+
+    def uncertainty(self, *inputs: Any, **kwargs: Any) -> Uncertainty:
+        """How uncertain the predictions for the inputs are, with standard errors from the masks.
+
+        The samples are not kept: memory does not grow with their number.
+
+        Args:
+            *inputs: Positional inputs of the model.
+            **kwargs: Keyword inputs of the model.
+
+        Returns:
+            Log-probabilities, confidence, entropies, disagreement (the mutual information of a
+            plain mean) and variance.
+
+        Example:
+            >>> net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+            >>> found = Predictor(net, Member(1, 1), num_samples=8).uncertainty(torch.randn(5, 4))
+            >>> entropy = found.expected_entropy + found.mutual_information
+            >>> torch.allclose(found.predictive_entropy, entropy, atol=1e-5)
+            True
+        """
+        self._require_classes("uncertainty")
+        with torch.no_grad():
+            found = self._run((inputs, kwargs), UncertaintySums)
+            if isinstance(found, Tensor):
+                found = certain(found, self.member)
+        return found.classes_at(self._class_dim)
+
+    def samples(self, *inputs: Any, **kwargs: Any) -> Tensor:
+        """Log-probabilities of every mask sample, [K, B, ..., V].
+
+        These are what the member averages: tempered if it tempers samples. `stream_samples` gives
+        them chunk by chunk, where all of them together are too large.
+
+        Args:
+            *inputs: Positional inputs of the model.
+            **kwargs: Keyword inputs of the model.
+
+        Returns:
+            The samples in the shape of the logits, with a dimension of samples in front; of the
+            deterministic member, the only one.
+
+        Example:
+            >>> net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+            >>> Predictor(net, Member(1, 1), num_samples=6).samples(torch.randn(5, 4)).shape
+            torch.Size([6, 5, 3])
+        """
+        return torch.cat(list(self.stream_samples(*inputs, **kwargs)))
+
+    def stream_samples(self, *inputs: Any, **kwargs: Any) -> Iterator[Tensor]:
+        """Yields what `samples` returns in chunks of samples [S, B, ..., V], in order."""
+        self._require_classes("samples")
         arguments = inputs, kwargs
+        at = self._class_dim + (self._class_dim >= 0)
+        if self.member.deterministic:
+            yield self(*inputs, **kwargs)[None]
+            return
+        plan, start = self.request.plan, 0
+        while start < plan.num_samples:  # each step takes the model, and gives it back
+            with torch.no_grad():
+                found = self._run(arguments, KeptSamples, start)
+            start += len(found)
+            yield found.movedim(-1, at)
+
+    def _require_classes(self, what: str) -> None:
+        if isinstance(self._likelihood, DensityReading):
+            raise MemberError(
+                f"{what} is known for classes, not for likelihood={self.request.likelihood!r}; "
+                "call the predictor for a distribution, whose variance is its uncertainty"
+            )
+
+    @property
+    def depends_on_batch(self) -> bool:
+        """Whether predictions depend on the other rows of their batch; known after a call."""
+        return self._by_position
+
+    @property
+    def _class_dim(self) -> int:
+        """Where predictions hold their classes; of labels, 0 and 1 are always last."""
+        if self.request.class_dim is None or self.request.likelihood != "categorical":
+            return -1
+        return self.request.class_dim
+
+    def _run(
+        self,
+        arguments: Any,
+        collector: Callable[[Member], Collector],
+        start: int | None = None,
+    ) -> Any:
+        """What a collector makes of all samples, or of those from `start` on that fit the memory.
+
+        Of the deterministic member, log-probabilities. The classes are last.
+        """
         check_inputs([*islice(self.model.parameters(), 1), *arguments])
         with guarded(self.model, self.reset):
             if self.member.deterministic:
                 logits, _ = self._logits(arguments)
+                if isinstance(self._likelihood, DensityReading):
+                    return logits.unsqueeze(-2)  # one sample
                 logits = logits.float() / self.member.temperature
-                found = self._likelihood.predict(logits, "the input")
-            else:
-                found = self._sampled(arguments)
-        return found.movedim(-1, -1 if self.request.class_dim is None else self.request.class_dim)
+                return self._likelihood.predict(logits, "the input")
+            return self._sampled(arguments, collector, start)
 
     def _logits(self, arguments: Any) -> tuple[Tensor, int]:
         """Logits of a pass in the model's present mode, and their batch dimension."""
         inputs, kwargs = arguments
         return self._likelihood.read_logits(self.model(*inputs, **kwargs))
 
-    def _sampled(self, arguments: Any) -> Tensor:
+    def _sampled(
+        self, arguments: Any, collector: Callable[[Member], Collector], start: int | None
+    ) -> Any:
         dim = self.request.batch_dim
         size = batch_size(arguments, dim)
         if size == 0:
@@ -142,7 +278,15 @@ class Predictor(nn.Module):
             keys = torch.arange(size)
         elif self.per_example:
             keys = input_hashes(arguments, size, dim)
-        return engines.begin((arguments, keys))()
+        samples = None if start is None else self._samples_from(start, size, engines.memory)
+        return engines.begin((arguments, keys, collector, samples))()
+
+    def _samples_from(self, start: int, size: int, memory: Memory) -> range:
+        """The samples of one chunk for `size` examples."""
+        assert self._sites is not None
+        plan, bytes_per_row = self.request.plan, 4 * self._sites.sampled_row_bytes
+        at_once = plan_chunks(self._sites, plan, size, 1, bytes_per_row, memory).samples
+        return range(start, min(start + at_once, plan.num_samples))
 
     def _engines(self, arguments: Any, size: int) -> Dispatcher:
         """The engines for the model's device, once its dropout sites are known."""
@@ -162,7 +306,7 @@ class Predictor(nn.Module):
                 memory,
             )
             candidates = [
-                EngineMaker(partial(make, operations), operations.kernels)
+                EngineMaker(partial(make, operations, self.tolerance), operations.kernels)
                 for operations in operations_for(self.request, self.model, device)
                 if operations.sums is None  # those keep the targets only, not all classes
             ]
@@ -174,6 +318,7 @@ class Predictor(nn.Module):
         self._logits(take_rows(arguments, request.batch_dim, size, 0, size, 1))  # refuses early
         options: Any = {"rates": request.rates, "noise": request.noise}
         options |= {"batch_dim": request.batch_dim, "logits": self._likelihood.logits}
+        options["compute_once"] = self.compute_once
         self._sites = find_or_explain(
             lambda: find_sites(self.model, *inputs, **options, **kwargs), lambda: None
         )
@@ -181,3 +326,20 @@ class Predictor(nn.Module):
             self._logits, arguments, size, request.batch_dim
         )
         self._found_on, self._dispatcher = size, None
+
+
+def _in_stages(plan: Plan, tolerance: float) -> Plan:
+    """The plan with as many independent blocks as it allows, after each of which inputs may stop.
+
+    Example:
+        >>> _in_stages(Plan(100), 0.01).spans[0]
+        range(0, 25)
+    """
+    if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not tolerance > 0:
+        raise DataError(
+            f"tolerance={tolerance!r} must be a positive number of nats, such as 0.01, or None to "
+            "run all samples"
+        )
+    step = 2 if plan.scheme == "antithetic" else 1
+    fitting = [n for n in (8, 4, 2) if plan.num_samples % (n * step) == 0]
+    return dataclasses.replace(plan, blocks=max([plan.blocks, *fitting]))

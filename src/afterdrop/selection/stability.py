@@ -22,13 +22,13 @@ import torch
 from torch import Tensor
 
 from afterdrop.evaluation.scores import Scores
-from afterdrop.family.estimates import Estimate, Values, cluster_sums, estimate
+from afterdrop.family.estimates import Estimate, Values, estimate
 from afterdrop.family.member import DET, Member
+from afterdrop.selection.criteria import WORST, Criterion, weighted_means
 
 DEALS = 4  # how often the examples are dealt to folds
 SPLITS = 50  # divisions into halves
 FEWEST = 4  # examples from which folds and halves are made
-_WORST = 1e30  # what an infinite XE counts as in sums over some examples
 
 Recurrence = tuple[tuple[Member, bool, float], ...]
 
@@ -49,24 +49,20 @@ class Stability:
     agreement: float | None
 
 
-def forecast(scores: Scores, member: Member, k: int) -> Values:
-    """What `k` samples would deliver: fewer never something better, whatever noise says."""
-    values = scores.values(member)
-    found = values.moved(k)
-    if k >= values.num_samples or not found.whole.mean() < values.whole.mean():
-        return found
-    assert found.halves is not None
-    halves = values.whole + found.halves - found.halves.mean(0)
-    return dataclasses.replace(found, whole=values.whole, halves=halves)
-
-
 def check_stability(
-    scores: Scores, k: int, gain: float, folds: int, resamples: int, seed: int
+    scores: Scores,
+    criterion: Criterion,
+    k: int,
+    gain: float,
+    folds: int,
+    resamples: int,
+    seed: int,
 ) -> Stability:
     """Chooses again on parts and resamples of the examples.
 
     Args:
         scores: The scores.
+        criterion: What is minimised.
         k: Samples of the predictor.
         gain: What the choice gains on the data that chose.
         folds: Folds of examples; 0 for no cross-fitting.
@@ -84,9 +80,11 @@ def check_stability(
     ]
     if not sum(map(len, parts)):
         return Stability(None, (), None)
-    candidates = _Candidates.of(scores, k, torch.cat(parts))
+    candidates = _Candidates.of(scores, criterion, k, torch.cat(parts))
     inside, again, split = candidates.best.split([len(part) for part in parts])
-    crossfit = _crossfit(scores, k, candidates, parts[0], gain) if len(inside) else None
+    crossfit = None
+    if len(inside):
+        crossfit = _crossfit(scores, criterion, k, candidates, parts[0], gain)
     agreement = (split[0::2] == split[1::2]).double().mean().item() if len(split) else None
     return Stability(crossfit, candidates.shares(again), agreement)
 
@@ -123,7 +121,7 @@ class _Candidates:
 
     Attributes:
         members: At T = 1.
-        best: [R] the number of the candidate with the lowest XE.
+        best: [R] the number of the candidate with the lowest loss.
         temperatures: [members, R] fitted ones.
     """
 
@@ -132,15 +130,13 @@ class _Candidates:
     temperatures: Tensor
 
     @classmethod
-    def of(cls, scores: Scores, k: int, weights: Tensor) -> _Candidates:
-        clusters = scores.clusters
-        totals = weights @ cluster_sums(torch.ones(len(clusters), dtype=torch.float64), clusters)
+    def of(cls, scores: Scores, criterion: Criterion, k: int, weights: Tensor) -> _Candidates:
         rows: list[Tensor] = []
         temperatures: list[Tensor] = []
         for member in scores.members:
-            values = forecast(scores, member, k).whole.clamp_max(_WORST)
-            temperature, xe, _ = scores.fit_weighted(member, weights, k)
-            rows += [weights @ cluster_sums(values, clusters) / totals, xe.clamp_max(_WORST)]
+            values = criterion.values(scores, member, k).whole
+            temperature, loss, _ = criterion.fit_weighted(scores, member, weights, k)
+            rows += [weighted_means(values, scores.clusters, weights), loss.clamp_max(WORST)]
             temperatures.append(temperature)
         return cls(scores.members, torch.stack(rows).argmin(0), torch.stack(temperatures))
 
@@ -159,7 +155,12 @@ class _Candidates:
 
 
 def _crossfit(
-    scores: Scores, k: int, candidates: _Candidates, inside: Tensor, gain: float
+    scores: Scores,
+    criterion: Criterion,
+    k: int,
+    candidates: _Candidates,
+    inside: Tensor,
+    gain: float,
 ) -> Estimate:
     """The gain on the folds that did not choose.
 
@@ -170,11 +171,12 @@ def _crossfit(
     gain of the choice in 91 to 100 % of them (`benchmarks/bench_statistics_crossfit.py`).
     """
     clusters = scores.clusters
-    plain = scores.values(DET).whole
-    gains = torch.zeros(3, len(clusters), dtype=torch.float64)  # all samples, then halves
+    plain = criterion.values(scores, DET, k).whole
+    rows = 1 + scores.protocol.plan.num_halves
+    gains = torch.zeros(rows, len(clusters), dtype=torch.float64)  # all samples, then halves
     number, halved, moved = 0.0, True, 0.0
     for row in range(len(inside)):
-        values = forecast(scores, candidates.member(row), k)
+        values = criterion.values(scores, candidates.member(row), k)
         outside = inside[row][clusters] == 0
         halves = values.whole if values.halves is None else values.halves
         gains[0, outside] += (plain - values.whole)[outside] / DEALS

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -15,10 +16,12 @@ from torch import Tensor
 
 from afterdrop.errors import DataError
 from afterdrop.evaluation.chunks import Memory, plan_chunks
+from afterdrop.evaluation.engines.component_temper import require_components
 from afterdrop.evaluation.engines.dispatch import Dispatcher, EngineMaker, operations_for
-from afterdrop.evaluation.engines.generic import Operations, run_samples
+from afterdrop.evaluation.engines.generic import Operations
+from afterdrop.evaluation.engines.model_passes import run_samples
 from afterdrop.evaluation.engines.text import WindowPasses
-from afterdrop.evaluation.likelihoods.categorical import Categorical
+from afterdrop.evaluation.likelihoods.build_likelihood import build_likelihood
 from afterdrop.evaluation.request import Request, StreamSettings
 from afterdrop.evaluation.scores.schema import Results
 from afterdrop.family.member import Grid, Member
@@ -70,6 +73,7 @@ class StreamPredictor:
         masks: Scheme = "lhs",
         memory: int | None = None,
     ) -> None:
+        require_components(model, member.temper)
         self.model, self.member, self.memory = model, member, memory
         self.request = Request(
             Grid((member.alpha,), (member.multiplier,), member.temper),
@@ -104,11 +108,13 @@ class StreamPredictor:
                 "call reset() before another number of streams"
             )
         tokens = tokens.to(self.model.softmax_bias.device)
-        with guarded(self.model):
+        with guarded(self.model), self._tempered_components():
             logits, state = self.model(tokens, self._state)
             if self.member.deterministic:
-                likelihood = Categorical.of(self.request)
-                result = likelihood.predict(logits.float() / self.member.temperature, "the text")
+                likelihood = build_likelihood(self.request)
+                divides = self.member.temper != "component"
+                logits = logits.float() / (self.member.temperature if divides else 1.0)
+                result = likelihood.predict(logits, "the text")
             else:
                 result = self._sampled(tokens)
         self._state = state
@@ -116,9 +122,15 @@ class StreamPredictor:
         self.position += tokens.shape[1]
         return result
 
+    def _tempered_components(self) -> AbstractContextManager[None]:
+        """Passes at the member's temperature, if that acts on the components of a mixture."""
+        if self.member.temper != "component" or self.model.mixture is None:
+            return nullcontext()
+        return self.model.mixture.tempered(self.member.temperature)
+
     def _sampled(self, tokens: Tensor) -> Tensor:
         if self._engines is None:
-            sites = find_sites(self.model, tokens, self._state)
+            sites = find_sites(self.model, tokens, self._state, compute_once=False)
             memory = Memory.of(tokens.device, self.memory)
             make = partial(
                 _StreamEngine, self.model, self.member, self.request, len(tokens), sites, memory
@@ -219,4 +231,4 @@ class _StreamEngine:
 
         run_samples(self.passes.control, self.plan, multipliers, self._at_once, add, lambda: None)
         self.passes.end_batch()
-        return mean.log_probs()
+        return mean.result()

@@ -1,7 +1,7 @@
 """Scores as plain text tables: the family at a glance."""
 
 from afterdrop.evaluation.scores import Scores
-from afterdrop.family.member import DET, Member
+from afterdrop.family.member import Member
 
 
 def family_table(scores: Scores, *, tuned: bool) -> str:
@@ -17,13 +17,26 @@ def family_table(scores: Scores, *, tuned: bool) -> str:
     lines = [f"XE in nats on {scores.split}, K = {scores.num_samples}, {title}"]
     width = 16 if tuned else 12
     heads = "".join(f"{f'alpha={alpha:g}':>{width}}" for alpha in grid.alphas)
-    lines.append(f"{'multiplier':<12}{heads}")
-    lines.append(f"{'0 (DET)':<12}{_cell(scores, DET, tuned):>{width}}")
+    given = scores.protocol.ensemble is not None and scores.protocol.ensemble.masks is None
+    lines.append(f"{'' if given else 'multiplier':<12}{heads}")
+    alone = "0 (DET)" if scores.protocol.ensemble is None else "best alone"
+    lines.append(f"{alone:<12}{_cell(scores, scores.members[0], tuned):>{width}}")
     for multiplier in grid.stochastic:
-        members = [Member(alpha, multiplier, temper=grid.temper) for alpha in grid.alphas]
-        cells = "".join(f"{_cell(scores, member, tuned):>{width}}" for member in members)
-        lines.append(f"{multiplier:<12g}{cells}")
+        name = "mean of all" if given else f"{multiplier:g}"
+        lines.append(f"{name:<12}{_row(scores, multiplier, tuned, width)}")
+    if scores.pilot is not None:
+        pilot, only = scores.pilot, scores.only_in_pilot
+        lines += [f"pilot only, K = {pilot.num_samples}, {pilot.num_targets:,} targets:"] * bool(
+            only
+        )
+        lines += [f"{m:<12g}{_row(pilot, m, tuned, width)}" for m in only]
     return "\n".join(lines)
+
+
+def _row(scores: Scores, multiplier: float, tuned: bool, width: int) -> str:
+    grid = scores.protocol.grid
+    members = [Member(alpha, multiplier, temper=grid.temper) for alpha in grid.alphas]
+    return "".join(f"{_cell(scores, member, tuned):>{width}}" for member in members)
 
 
 def _cell(scores: Scores, member: Member, tuned: bool) -> str:
@@ -55,12 +68,14 @@ def bounds_table(scores: Scores, alphas: tuple[float, ...] | None = None) -> str
 
 
 def summary_table(scores: Scores, members: list[Member]) -> str:
-    """XE with its errors, accuracy and calibration of some members."""
-    lines = [f"{'member':<50}{'XE':>9}{'±':>8}{'accuracy':>10}{'Brier':>8}{'ECE':>8}"]
+    """XE with its errors and the likelihood's own metrics of some members."""
+    shown = scores.metrics
+    heads = "".join(f"{name:>{max(8, len(name) + 2)}}" for name in shown)
+    lines = [f"{'member':<50}{'XE':>9}{'±':>8}{heads}"]
     for member in members:
         xe = scores.xe(member)
-        lines.append(
-            f"{member!s:<50}{xe.value:>9.4f}{xe.error:>8.4f}{scores.accuracy(member).value:>10.4f}"
-            f"{scores.brier(member).value:>8.4f}{scores.ece(member).value:>8.4f}"
+        cells = "".join(
+            f"{metric(member).value:>{max(8, len(name) + 2)}.4f}" for name, metric in shown.items()
         )
+        lines.append(f"{member!s:<50}{xe.value:>9.4f}{xe.error:>8.4f}{cells}")
     return "\n".join(lines)

@@ -61,6 +61,10 @@ class WeightAverage:
         """The mean by parameter name."""
         return dict(zip(self._names, self._means))
 
+    def saved(self) -> dict[str, dict[str, Tensor]]:
+        """Groups of tensors of a checkpoint."""
+        return {"average": self.tensors()}
+
     @torch.no_grad()
     def restore(self, tensors: Mapping[str, Tensor], count: int) -> None:
         """Continues from a saved mean over `count` steps."""

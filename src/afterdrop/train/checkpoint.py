@@ -1,4 +1,4 @@
-"""Checkpoints: one safetensors file each, with facts as JSON in its header.
+"""Checkpoints: one file of tensors each, with facts in its header.
 
 Files are written atomically: whenever the process is killed, the file is either the old checkpoint
 or the new one. Nothing is pickled.
@@ -6,19 +6,21 @@ or the new one. Nothing is pickled.
 
 from __future__ import annotations
 
-import json
+import contextlib
+import os
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
-from afterdrop.errors import FileError
-from afterdrop.files import check_header, write_atomic
+from afterdrop.errors import DamagedError, FileError
+from afterdrop.files import check_header
 from afterdrop.models.fingerprint import tensors_fingerprint
+from afterdrop.tensor_files import read_note, read_tensors, write_tensors
+from afterdrop.typed_records import read_record
 
 KIND, VERSION = "afterdrop-checkpoint", 2
 
@@ -69,29 +71,50 @@ def write_checkpoint(path: Path, checkpoint: Checkpoint) -> None:
     Raises:
         FileError: If it cannot be written; an existing file is left as it is.
     """
-    # Copies, because safetensors cannot save views of one storage (h within all h of a window).
-    tensors = {
-        n: t.detach().to("cpu", copy=True).contiguous() for n, t in checkpoint.tensors.items()
-    }
     header = {
         "kind": KIND,
         "version": VERSION,
         "fingerprint": tensors_fingerprint(checkpoint.weights()),
         "facts": dict(checkpoint.facts),
     }
-    write_atomic(path, save(tensors, metadata={"afterdrop": json.dumps(header)}))
+    write_tensors(path, checkpoint.tensors, header)
+
+
+def keep_copy(path: Path, copy: Path) -> None:
+    """Keeps the checkpoint at `path`, if there is one, as `copy` too, which is replaced at once.
+
+    Raises:
+        FileError: If the copy cannot be made.
+    """
+    if not path.exists():
+        return
+    temporary = copy.with_name(f".{copy.name}.tmp")
+    try:
+        temporary.unlink(missing_ok=True)
+        try:
+            os.link(path, temporary)
+        except OSError:  # the file system has no hard links
+            shutil.copyfile(path, temporary)
+        os.replace(temporary, copy)
+    except OSError as error:
+        raise FileError(f"cannot write {copy}: {error}") from error
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """Reads what `write_checkpoint` wrote, onto the CPU.
 
     Raises:
-        FileError: If it is missing, truncated, foreign or of another version.
+        FileError: If it is missing, damaged, foreign or of another version.
     """
-    facts = read_facts(path)
-    with safe_open(path, "pt") as file:
-        # Clones, because memory mapped from a file may not be aligned as torch's own is.
-        return Checkpoint({name: file.get_tensor(name).clone() for name in file.keys()}, facts)  # noqa: SIM118
+    try:
+        tensors, header = read_tensors(path)
+    except DamagedError as error:
+        raise DamagedError(f"the checkpoint {error}, or train again in a new folder") from error
+    check_header(path, header, KIND, VERSION)
+    return Checkpoint(tensors, dict(header["facts"]))
 
 
 def read_facts(path: Path) -> dict[str, Any]:
@@ -112,14 +135,22 @@ def read_fingerprint(path: Path) -> str:
     return str(_read_header(path)["fingerprint"])
 
 
-def _read_header(path: Path) -> dict[str, Any]:
+class _Header(TypedDict):
+    """What the header has beside kind and version."""
+
+    fingerprint: str
+    facts: dict[str, Any]
+
+
+def _read_header(path: Path) -> _Header:
     try:
-        with safe_open(path, "pt") as file:
-            header = json.loads((file.metadata() or {}).get("afterdrop", "null"))
-    except (OSError, SafetensorError, ValueError) as error:
-        raise FileError(
-            f"cannot read the checkpoint {path}: {error}; use another one, or train again in a "
-            "new folder"
-        ) from error
+        header = read_note(path)
+    except DamagedError as error:
+        raise DamagedError(f"the checkpoint {error}, or train again in a new folder") from error
     check_header(path, header, KIND, VERSION)
-    return header
+    try:
+        return read_record(_Header, header)
+    except ValueError as error:
+        raise FileError(
+            f"{path} is damaged ({error}); use another checkpoint, or train again in a new folder"
+        ) from error

@@ -6,10 +6,12 @@ Each error message has the dotted name of the setting, its value, what is allowe
 from __future__ import annotations
 
 import difflib
-import math
+import sys
 from collections.abc import Collection, Sequence
 
 from afterdrop.errors import AfterdropError
+
+_LARGEST = sys.float_info.max
 
 
 class ConfigError(AfterdropError, ValueError):
@@ -53,7 +55,7 @@ def check_number(
     if (
         isinstance(value, bool)
         or not isinstance(value, int | float)
-        or not math.isfinite(value)
+        or not abs(value) <= _LARGEST
         or (above is not None and not value > above)
         or (least is not None and not value >= least)
         or (most is not None and not value <= most)
@@ -70,7 +72,7 @@ def check_count(name: str, value: object, *, least: int = 1) -> None:
     Example:
         >>> check_count("schedule.intervals", 10)
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
         raise ConfigError(
             f"{name} is {value!r}; it takes a whole number of at least {least}. Give such an int."
         )

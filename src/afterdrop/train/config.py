@@ -83,6 +83,21 @@ class TrainConfig:
                     f"{section}.{name} is {value!r}; a classifier has no windows and no "
                     f"carried state. Leave it out, or set model.kind to 'language_model'."
                 )
+        for name in ("activation_penalty", "temporal_activation_penalty"):
+            if not text and (value := getattr(self.objective, name)) > 0:
+                raise ConfigError(
+                    f"objective.{name} is {value!r}; it penalises the output of a recurrent stack, "
+                    "which a classifier does not have. Leave it out; objective.fraternal_penalty "
+                    "and objective.expectation_linear_penalty compare logits and work here."
+                )
+        if text and (components := self.model.settings.get("softmax_components", 1)) != 1:
+            for name in ("fraternal_penalty", "expectation_linear_penalty"):
+                if (value := getattr(self.objective, name)) > 0:
+                    raise ConfigError(
+                        f"objective.{name} is {value!r} with model.softmax_components="
+                        f"{components}; it compares logits, which a mixture of softmaxes does not "
+                        "have. Leave one of them out."
+                    )
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> TrainConfig:

@@ -5,19 +5,54 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NotRequired, TypedDict
 
-from afterdrop.errors import FileError
-from afterdrop.files import read_json, write_atomic, write_json
+from afterdrop.errors import DamagedError, FileError
+from afterdrop.file_locks import sole_lock
+from afterdrop.files import (
+    DIGEST,
+    check_seal,
+    parse_json,
+    read_json,
+    remove_abandoned,
+    sealed,
+    write_atomic,
+    write_json,
+)
 from afterdrop.run_layout import RunLayout
-from afterdrop.train.checks import TrainError
+from afterdrop.train.checks import ConfigError, TrainError
 from afterdrop.train.config import TrainConfig, differences
+from afterdrop.typed_records import read_record
 
 Resume = Literal["auto", "require", "refuse"]
 RESUMES: tuple[Resume, ...] = ("auto", "require", "refuse")
 _KIND, _VERSION = "afterdrop-run", 2
+
+
+class _RunRecord(TypedDict):
+    """What `config.json` has; the facts say what the data made of the configuration."""
+
+    config: dict[str, Any]
+    model: dict[str, Any]
+    parameters: int
+    unit: str
+    data: dict[str, Any]
+    data_folder: str | None
+
+
+class MetricsLine(TypedDict):
+    """What a line of `metrics.jsonl` has; the fields that are not required came later."""
+
+    interval: int
+    step: int
+    xe: float
+    loss: NotRequired[float | None]
+    xe_optimal: NotRequired[float]
+    temperature: NotRequired[float]
+    learning_rate: NotRequired[float]
+    seconds: NotRequired[float]
 
 
 class RunFolder(RunLayout):
@@ -31,10 +66,16 @@ class RunFolder(RunLayout):
         """The configuration and the facts.
 
         Raises:
-            FileError: If this is not a run folder.
+            FileError: If this is not a run folder, or its configuration is damaged.
         """
-        content = read_json(self.config, _KIND, _VERSION)
-        return TrainConfig.from_dict(content.pop("config")), content
+        try:
+            content = read_record(_RunRecord, read_json(self.config, _KIND, _VERSION))
+            facts = {name: value for name, value in content.items() if name != "config"}
+            return TrainConfig.from_dict(content["config"]), facts
+        except (ConfigError, ValueError) as error:
+            raise FileError(
+                f"{self.config} is damaged ({error}); restore it, or train again in a new folder"
+            ) from error
 
     def append_metrics(self, line: Mapping[str, Any]) -> None:
         """Appends one line and waits until it is on the disk.
@@ -44,7 +85,7 @@ class RunFolder(RunLayout):
         """
         try:
             with open(self.metrics, "a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+                file.write(_line(line))
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
@@ -54,29 +95,30 @@ class RunFolder(RunLayout):
         """All complete lines; an incomplete last line, left by a crash, is omitted.
 
         Raises:
-            FileError: If a line is not JSON, or was written by an older afterdrop.
+            FileError: If a line is damaged, or was written by an older afterdrop.
         """
         if not self.metrics.exists():
             return []
-        lines = self.metrics.read_text(encoding="utf-8").split("\n")
-        try:
-            found = [json.loads(line) for line in lines[:-1]]
-        except ValueError as error:
-            raise FileError(
-                f"{self.metrics} has a line that is not JSON ({error}); it was edited by hand. "
-                "Repair it, or move it away to continue without the old lines."
-            ) from error
-        if any("interval" not in line for line in found):
-            raise FileError(
-                f"{self.metrics} has lines without 'interval': another version of afterdrop wrote "
-                "them. Train again in a new folder, or install the matching afterdrop."
-            )
+        remedy = "Restore a copy, or move the file away to continue without the old lines."
+        found: list[dict[str, Any]] = []
+        for number, text in enumerate(self.metrics.read_bytes().split(b"\n")[:-1], start=1):
+            source = f"line {number} of {self.metrics}"
+            try:
+                line = read_record(MetricsLine, parse_json(text, source))
+                check_seal(source, {**line})
+            except DamagedError as error:
+                raise DamagedError(f"{error}. {remedy}") from error
+            except ValueError as error:
+                raise DamagedError(
+                    f"{source} is not a line of metrics ({error}). {remedy}"
+                ) from error
+            found.append({name: value for name, value in line.items() if name != DIGEST})
         return found
 
     def trim_metrics(self, interval: int) -> None:
         """Removes lines that a killed run wrote after the checkpoint of validation `interval`."""
         kept = [line for line in self.read_metrics() if line["interval"] <= interval]
-        content = "".join(json.dumps(line) + "\n" for line in kept).encode()
+        content = "".join(map(_line, kept)).encode()
         if self.metrics.exists() and self.metrics.read_bytes() != content:
             write_atomic(self.metrics, content)
 
@@ -114,6 +156,10 @@ class RunFolder(RunLayout):
         return True
 
 
+def _line(line: Mapping[str, Any]) -> str:
+    return json.dumps(sealed(line)) + "\n"
+
+
 @contextmanager
 def locked(path: Path) -> Iterator[RunFolder]:
     """The run folder, created if necessary, locked for one writer at a time.
@@ -126,37 +172,23 @@ def locked(path: Path) -> Iterator[RunFolder]:
         FileError: If the folder cannot be created.
     """
     made = not path.exists()
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-        lock = open(RunLayout(path).lock, "w")  # noqa: SIM115 (open while the lock is held)
-    except OSError as error:
-        raise FileError(f"cannot train in {path}: {error}; give another folder") from error
-    with lock:
+    with ExitStack() as held:
+        if made:
+            held.callback(_remove_empty, path)
         try:
-            import fcntl
-        except ImportError:  # this system has no such lock
-            yield RunFolder(path)
-            return
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            here = os.stat(RunLayout(path).lock)
-            if not os.path.samestat(here, os.fstat(lock.fileno())):
-                raise FileExistsError("its lock was removed")  # by another process, just now
-        except OSError as error:
+            path.mkdir(parents=True, exist_ok=True)
+            held.enter_context(sole_lock(RunLayout(path).lock))
+            for folder in (path, RunLayout(path).last.parent):
+                remove_abandoned(folder)
+        except BlockingIOError as error:
             raise TrainError(
                 f"another process is training in {path}; wait for it, or give another folder"
             ) from error
-        try:
-            yield RunFolder(path)
-        finally:
-            _remove_lock(path, made)
+        except OSError as error:
+            raise FileError(f"cannot train in {path}: {error}; give another folder") from error
+        yield RunFolder(path)
 
 
-def _remove_lock(path: Path, made: bool) -> None:
-    """Removes the lock of a folder that holds nothing else, and the folder if created here."""
-    with suppress(OSError):
-        lock = RunLayout(path).lock
-        if list(path.iterdir()) == [lock]:
-            lock.unlink()
-            if made:
-                path.rmdir()
+def _remove_empty(path: Path) -> None:
+    with suppress(OSError):  # it is not empty, as a rule
+        path.rmdir()

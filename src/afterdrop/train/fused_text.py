@@ -1,9 +1,13 @@
 """Trains and validates a language model with the kernels; a step is one CUDA graph.
 
+With several ranks it is two, one up to the gradients and one for the update, and the gradients are
+summed over ranks between them. They are not summed inside one graph: a graph that communicates
+keeps the process group alive, and a group that has lost a rank could not be left.
+
 The kernels draw masks from (seed, step, site, element), so a resumed run has the same masks,
 whatever was drawn before.
 
-Legend as in `models.fused`: R = time · B places, H units.
+Legend as in `models.fused`: R = time · rows places, H units.
 """
 
 from __future__ import annotations
@@ -19,9 +23,11 @@ from afterdrop.kernels.lstm_stack import fine, padded
 from afterdrop.models import LanguageModel
 from afterdrop.models.fused import Copies, DeterministicPass, why_not_fused
 from afterdrop.models.kernel_support import Table, why_unsupported
+from afterdrop.ranks import SINGLE_PROCESS
 from afterdrop.train.config import TrainConfig
 from afterdrop.train.fused_step import FusedStep
 from afterdrop.train.optimiser import AdamTF
+from afterdrop.train.replicas import together
 from afterdrop.train.text_task import TextTask
 from afterdrop.transfer import upload
 
@@ -33,10 +39,19 @@ SUPPORTED: Table = {
         "batch_size": "any",
         "window": "any",
         "l2_penalty": "any",
-        "samples": (1,),
-        "alpha": "any",  # with one sample it has no effect
+        "samples": "any",
+        "alpha": lambda section: (
+            None
+            if section.samples == 1 or section.alpha == 1
+            else f"objective.alpha is {section.alpha} with {section.samples} samples"
+        ),
         "state_reset": "any",
         "jitter": "any",
+        # A penalty needs a second pass or activations that the kernels do not keep.
+        "fraternal_penalty": (0.0,),
+        "expectation_linear_penalty": (0.0,),
+        "activation_penalty": (0.0,),
+        "temporal_activation_penalty": (0.0,),
     },
     "optimiser": {
         "learning_rate": "any",
@@ -79,7 +94,8 @@ def _largest(config: TrainConfig, task: TextTask, model: LanguageModel) -> int:
     assert model_config.embedding_size is not None
     H = padded(model_config.hidden_sizes[0])
     width = max(H, padded(model_config.embedding_size))
-    trained = config.objective.batch_size * task.window * max(4 * H, width)
+    rows = config.objective.batch_size * config.objective.samples
+    trained = rows * task.window * max(4 * H, width)
     validated = section.stripes * ((section.window or task.window) + 1) * width
     return len(model_config.hidden_sizes) * max(trained, validated)
 
@@ -107,34 +123,52 @@ class FusedText:
     ) -> None:
         self.task, self.model, self.optimiser, self.ahead = task, model, optimiser, ahead
         self.config, self.device = task.config, task.device
-        self.steps = FusedStep(self.config, model, optimiser, task.window, step, dtype)
+        self.steps = FusedStep(self.config, model, optimiser, task.rows, task.window, step, dtype)
         shape = ahead, *self.steps.tokens.shape
         self.windows = torch.zeros(shape, dtype=torch.int64, device=self.device)
         self.stripes = task.train_stripes(torch.device("cpu"))
         self._first, self._rate = step, -1.0
         self._take_state()
-        self._replay = Replay(self.device)
+        self._replay, self._update = Replay(self.device), Replay(self.device)
+        self._stepped = False
         self._evaluation: tuple[Copies, DeterministicPass] | None = None
 
     def step(self, number: int) -> Tensor:
         """One step; returns its loss, a scalar on the device that the next step overwrites."""
         if (number - self._first) % self.ahead == 0:
-            pairs = [torch.stack(self.stripes[number + n]) for n in range(self.ahead)]
-            windows = torch.stack(pairs).transpose(2, 3).flatten(2)
-            self.windows.copy_(upload(windows, self.device))
+            mine = self.task.rows.mine
+            pairs = [torch.stack(self.stripes[number + n])[:, mine] for n in range(self.ahead)]
+            windows = upload(torch.stack(pairs).transpose(2, 3), self.device)  # [n, 2, time, B]
+            samples = self.task.rows.samples
+            self.windows.copy_(windows.repeat(1, 1, 1, samples).flatten(2))
             self.steps.slot.zero_()
         group = self.optimiser.param_groups[0]
         if group["lr"] != self._rate:
             self._rate = group["lr"]
             self.steps.adam.learning_rate.fill_(self._rate)
-        self._replay(self._step)
+        if self.task.rows.whole:
+            self._replay(self._step)
+        else:
+            self._shared_step()
         group["step"] += 1
-        return self.steps.loss
+        return self.steps.numbers[0]
 
-    @torch.no_grad()
     def _step(self) -> None:
+        self._gradients()
+        self.steps.update()
+
+    def _gradients(self) -> None:
         torch.index_select(self.windows, 0, self.steps.slot, out=self.steps.tokens.unsqueeze(0))
-        self.steps.run()
+        self.steps.gradients()
+
+    def _shared_step(self) -> None:
+        """A step of several ranks; all of them fail in the first one, or none does."""
+        ranks = self.task.ranks if not self._stepped else SINGLE_PROCESS
+        together(lambda: self._replay(self._gradients), ranks)
+        for tensor in self.steps.summed:
+            self.task.ranks.sum(tensor)
+        together(lambda: self._update(self.steps.update), ranks)
+        self._stepped = True
 
     def _take_state(self) -> None:
         """Takes over the carried state of the task, which becomes views of the stack's buffers."""
@@ -155,8 +189,9 @@ class FusedText:
         if self._evaluation is None:
             # float16 has eight times the resolution of bfloat16, and its range suffices here.
             copies = Copies(self.model, fine(self.steps.copies.dtype))
-            time = section.window or self.task.window
-            self._evaluation = copies, DeterministicPass(copies, section.stripes, time)
+            time, mine = section.window or self.task.window, self.task.ranks.share(section.stripes)
+            rows = max(1, mine.stop - mine.start)  # without any, there are no windows
+            self._evaluation = copies, DeterministicPass(copies, rows, time)
         copies, passes = self._evaluation
         copies.pack()
         passes.reset()

@@ -17,7 +17,8 @@ from afterdrop.data import ImageSet, Labelled, batches
 from afterdrop.models import Classifier
 from afterdrop.ranks import SINGLE_PROCESS, Ranks
 from afterdrop.train.config import TrainConfig
-from afterdrop.train.objective import data_loss
+from afterdrop.train.objective import data_loss, step_loss
+from afterdrop.train.penalties import StepLoss, image_penalties, without_dropout
 from afterdrop.train.whole_masks import RankRows, whole_masks
 
 
@@ -53,9 +54,10 @@ class ImageTask:
         pixels = self.train.images[0].numel()
         return Classifier(self.config.model.classifier(pixels, self.images.classes))
 
-    def loss(self, model: nn.Module, step: int) -> Tensor:
-        """The mean over the step's images."""
-        samples, alpha = self.config.objective.samples, self.config.objective.alpha
+    def loss(self, model: nn.Module, step: int) -> StepLoss:
+        """See `Task.loss`: the mean over the step's images."""
+        section = self.config.objective
+        samples = section.samples
         epoch, place = divmod(step, -(-self.train_targets // self.step_targets))
         chosen = self._order(epoch)[place * self.step_targets : (place + 1) * self.step_targets]
         batch = len(chosen)  # the last batch of an epoch may be smaller
@@ -63,9 +65,22 @@ class ImageTask:
         images, labels = self.train.images[chosen[rows.mine]], self.train.labels[chosen[rows.mine]]
         if samples > 1:
             images = images.repeat(samples, *[1] * (images.dim() - 1))
+        other = None
         with whole_masks(model, rows):
             logits = model(images)
-        return data_loss(logits, labels, samples=samples, alpha=alpha, whole_batch=batch)
+            if section.fraternal_penalty > 0:
+                other = model(images)
+        data, effective = step_loss(
+            logits, labels, samples=samples, alpha=section.alpha, whole_batch=batch
+        )
+        if other is not None:
+            data = (data + data_loss(other, labels, whole_batch=batch)) / 2
+        elif section.expectation_linear_penalty > 0:
+            with without_dropout(model):
+                other = model(images)
+        difference = None if other is None else logits - other
+        share = len(labels) / batch
+        return StepLoss(data, effective, image_penalties(section, difference, share))
 
     def _draw_order(self, epoch: int) -> Tensor:
         digest = hashlib.sha256(f"{self.config.seed}/{epoch}".encode()).digest()

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as stop requests, so that a run can finish the step and save."""
+"""Ctrl-C and SIGTERM as stop requests, so that a run can finish the step and save, or as errors."""
 
 from __future__ import annotations
 
@@ -8,6 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, as `KeyboardInterrupt` is Ctrl-C."""
 
 
 class StopRequest:
@@ -22,6 +26,9 @@ class StopRequest:
 
     def __init__(self) -> None:
         self.signal: str | None = None
+
+
+_ACTIVE: list[StopRequest] = []  # nested requests, all of which a signal reaches
 
 
 @contextmanager
@@ -41,12 +48,33 @@ def stop_request() -> Iterator[StopRequest]:
             signal.signal(number, handler)
 
     def ask(number: int, frame: FrameType | None) -> None:
-        request.signal = signal.Signals(number).name
+        for active in _ACTIVE:
+            active.signal = signal.Signals(number).name
         restore()
 
     for number in (signal.SIGINT, signal.SIGTERM):
         before[number] = signal.signal(number, ask)
+    _ACTIVE.append(request)
     try:
         yield request
     finally:
+        _ACTIVE.remove(request)
         restore()
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """Makes SIGTERM raise `Terminated` in the main thread, so that finished work is kept."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, before)
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

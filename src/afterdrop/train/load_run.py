@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import nn
 
 from afterdrop.data import ImageSet, TextSet
-from afterdrop.errors import FileError
+from afterdrop.errors import AfterdropError, FileError
 from afterdrop.models import Classifier, ClassifierConfig, LanguageModel, LanguageModelConfig
+from afterdrop.models.checks import ModelError
+from afterdrop.plain_text import first_line
 from afterdrop.train.build_task import build_task, load_set, require_same
 from afterdrop.train.checkpoint import read_checkpoint, read_fingerprint
 from afterdrop.train.checks import check_one_of
 from afterdrop.train.config import TrainConfig
 from afterdrop.train.folder import RunFolder
+from afterdrop.train.saved_state import check_tensors
 
 Which = Literal["best", "last"]
 
@@ -65,21 +68,38 @@ def load_model(
         raise FileError(
             f"{folder.path} has no {which} checkpoint yet; train until the first validation"
         )
-    saved = read_checkpoint(path)
-    model: nn.Module
-    with torch.device("meta"):  # no initial weights, so the caller's random state is not used
-        if config.model.kind == "language_model":
-            model = LanguageModel(LanguageModelConfig(**facts["model"]))
-        else:
-            model = Classifier(ClassifierConfig(**facts["model"]))
-    model.load_state_dict(saved.weights(), assign=True)
+    weights = read_checkpoint(path).weights()
+    model = _empty_model(config, facts["model"], folder.config)
+    check_tensors(weights, model.state_dict(), path)
+    model.load_state_dict(weights, assign=True)
 
     def load_data(data: str | Path | None = None) -> TextSet | ImageSet:
-        loaded = load_set(config, data if data is not None else facts["data_folder"])
-        require_same(facts["data"], build_task(config, loaded, torch.device("cpu")).identity())
+        try:
+            loaded = load_set(config, data if data is not None else facts["data_folder"])
+            require_same(facts["data"], build_task(config, loaded, torch.device("cpu")).identity())
+        except AfterdropError as error:
+            raise type(error)(f"the data of {folder.path}: {error}") from error
         return loaded
 
     return LoadedRun(model.eval().to(device), config, load_data)
+
+
+def _empty_model(config: TrainConfig, settings: dict[str, Any], path: Path) -> nn.Module:
+    """A model without weights.
+
+    Raises:
+        FileError: If the settings are not those of a model.
+    """
+    try:
+        with torch.device("meta"):  # no initial weights, so the caller's random state is not used
+            if config.model.kind == "language_model":
+                return LanguageModel(LanguageModelConfig(**settings))
+            return Classifier(ClassifierConfig(**settings))
+    except (ModelError, TypeError, RuntimeError) as error:  # unknown settings, sizes beyond reach
+        raise FileError(
+            f"{path} has settings that no model has ({first_line(error)}); restore it, or train "
+            "again in a new folder"
+        ) from error
 
 
 def kept_fingerprints(run: str | Path) -> dict[Which, str]:

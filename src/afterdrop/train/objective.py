@@ -64,6 +64,71 @@ def data_loss(
     return total / (batch if whole_batch is None else whole_batch)
 
 
+def step_loss(
+    logits: Tensor, targets: Tensor, *, samples: int, alpha: float, whole_batch: int
+) -> tuple[Tensor, Tensor | None]:
+    """`data_loss`, and the mean of `effective_samples` over targets; None with one sample.
+
+    Example:
+        >>> step_loss(
+        ...     torch.zeros(6, 4), torch.tensor([0, 1]), samples=3, alpha=1.0, whole_batch=2
+        ... )
+        (tensor(1.3863), tensor(3.0000))
+    """
+    loss = data_loss(logits, targets, samples=samples, alpha=alpha, whole_batch=whole_batch)
+    if samples == 1:
+        return loss, None
+    effective = effective_samples(logits, targets, samples=samples, alpha=alpha)
+    return loss, effective.mean() * (len(targets) / whole_batch)
+
+
+def target_loss(
+    log_probs: Tensor, *, samples: int, whole_batch: int
+) -> tuple[Tensor, Tensor | None]:
+    """`step_loss` from the targets' log-probabilities [S·B, time], which suffice for alpha = 1.
+
+    Example:
+        >>> log_probs = torch.tensor([[0.5], [1.0]]).log()
+        >>> target_loss(log_probs, samples=2, whole_batch=1)
+        (tensor(0.2877), tensor(1.8000))
+    """
+    lp = log_probs.unflatten(0, (samples, -1))
+    loss = (math.log(samples) - lp.logsumexp(0)).sum() / whole_batch
+    if samples == 1:
+        return loss, None
+    effective = 1 / lp.detach().softmax(0).square().sum(0)
+    return loss, effective.mean() * (lp.shape[1] / whole_batch)
+
+
+@torch.no_grad()
+def effective_samples(
+    logits: Tensor, targets: Tensor, *, samples: int, alpha: float = 1.0
+) -> Tensor:
+    """The effective number of samples 1 / Σ_d w_d² of each target, between 1 and S.
+
+    w_d ∝ p_d(y)^α is the weight of sample d in the gradient of the target's log M_α. Near S the
+    samples agree and the bound is tight; near 1 one sample takes the whole gradient.
+
+    Args:
+        logits: As in `data_loss`.
+        targets: As in `data_loss`.
+        samples: S.
+        alpha: Power of the mean over samples.
+
+    Returns:
+        In the shape of the targets.
+
+    Example:
+        >>> logits = torch.tensor([[0.0, 0.0], [0.0, 20.0]])  # p = 0.5 and about 1
+        >>> effective_samples(logits, torch.tensor([1]), samples=2)
+        tensor([1.8000])
+    """
+    repeated = targets.repeat(samples, *[1] * (targets.dim() - 1))
+    xe = F.cross_entropy(logits.flatten(0, -2), repeated.flatten(), reduction="none")
+    weights = (-alpha * xe).view(samples, *targets.shape).softmax(0)
+    return 1 / weights.square().sum(0)
+
+
 def prior_loss(parameters: Sequence[Tensor], l2_penalty: float) -> float:
     """The term of the prior, l2/2 ‖Θ‖², over all parameters including biases and embeddings.
 

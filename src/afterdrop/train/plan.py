@@ -73,6 +73,9 @@ class ModelPlan:
             tied=rest.get("tied", True),
             layer_norm=rest.get("layer_norm", False),
             tied_gates=rest.get("input_gate") == "tied",
+            softmax_components=rest.get("softmax_components", 1),
+            mogrifier_rounds=rest.get("mogrifier_rounds", 0),
+            mogrifier_rank=rest.get("mogrifier_rank", 0),
         )
         return LanguageModelConfig(vocabulary, (sizes.hidden,) * layers, sizes.embedding, **rest)
 

@@ -12,7 +12,7 @@ ramp-up R:
                rate < slowest                 rate = (best(i − E(i)) − best(i)) / E(i)
                best(i) − rate · (n − i) > target[number of drops]
     drop       i > max(b, last drop) + patience, or i ≥ `drop_latest` if never dropped
-    average    i > 0 and i − b ≥ patience, or i ≥ `latest`
+    average    i > 0 and i − b ≥ patience, or i ≥ `latest`; two-tailed averaging has its own rules
 
 Everything here is a pure function: (state, XE) → state. Weights are not rolled back at a drop.
 """
@@ -134,6 +134,8 @@ def _drop_due(state: ScheduleState, schedule: ScheduleSection) -> bool:
 
 
 def _averaging_due(state: ScheduleState, averaging: AveragingSection) -> bool:
+    if averaging.kind == "two-tailed":
+        return False
     stale = state.interval - state.best_interval
     if averaging.patience is not None and state.interval > 0 and stale >= averaging.patience:
         return True

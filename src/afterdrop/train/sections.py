@@ -10,6 +10,9 @@ from afterdrop.train.checks import ConfigError, check_count, check_number, check
 
 OptimiserName = Literal["adam-tf", "adam"]
 Criterion = Literal["optimal", "plain"]
+AveragingKind = Literal["tail", "two-tailed"]
+# The penalties of the objective, each with a coefficient NAME_penalty.
+PENALTIES = ("fraternal", "expectation_linear", "activation", "temporal_activation")
 
 
 @dataclass(frozen=True)
@@ -47,11 +50,22 @@ class ObjectiveSection:
         window: Tokens per stripe and step; None for images.
         l2_penalty: Factor of ½‖Θ‖², on the scale of the loss (summed over time, averaged over the
             batch).
-        samples: Mask samples per row, averaged in the loss; 1 in the paper. Row masks of the
-            embedding, one for the whole batch, are shared by all samples.
+        samples: Mask samples per row, averaged in the loss, each with its own carried state; 1 in
+            the paper. Row masks of the embedding, one for the whole batch, are shared by all
+            samples.
         alpha: Power of the mean over several samples.
         state_reset: Probability that the carried state of a stripe is set to zero before a window.
         jitter: The largest number of lines by which the start of a stripe is moved.
+        fraternal_penalty: κ of fraternal dropout: the loss is the mean of two masks' losses, plus
+            κ times the mean squared difference of their logits; published 0.1 and 0.15. Means of
+            penalties are over time, rows and classes (or units), with coefficients on the scale of
+            a loss per target (see `penalties`).
+        expectation_linear_penalty: κ of expectation-linear dropout, times the mean squared
+            difference between the logits with and without dropout; published 0.25.
+        activation_penalty: α of activation regularisation, times the mean square of the stack's
+            dropped output; published 2.
+        temporal_activation_penalty: β of temporal activation regularisation, times the mean
+            squared change of the stack's output from step to step; published 1.
     """
 
     batch_size: int
@@ -61,6 +75,10 @@ class ObjectiveSection:
     alpha: float = 1.0
     state_reset: float = 0.0
     jitter: int = JITTER
+    fraternal_penalty: float = 0.0
+    expectation_linear_penalty: float = 0.0
+    activation_penalty: float = 0.0
+    temporal_activation_penalty: float = 0.0
 
     def __post_init__(self) -> None:
         check_count("objective.batch_size", self.batch_size)
@@ -71,6 +89,30 @@ class ObjectiveSection:
         check_number("objective.alpha", self.alpha, least=0, most=1)
         check_number("objective.state_reset", self.state_reset, least=0, most=1)
         check_count("objective.jitter", self.jitter, least=0)
+        for name in PENALTIES:
+            check_number(f"objective.{name}_penalty", getattr(self, f"{name}_penalty"), least=0)
+        self._check_penalties()
+
+    def _check_penalties(self) -> None:
+        """Refuses penalties that contradict each other or the rest of the objective."""
+        if self.fraternal_penalty > 0 and self.samples > 1:
+            raise ConfigError(
+                f"objective.fraternal_penalty is {self.fraternal_penalty!r} with "
+                f"objective.samples={self.samples}; fraternal dropout averages the losses of two "
+                "masks by itself. Set objective.samples to 1, or leave the penalty out."
+            )
+        if self.fraternal_penalty > 0 and self.expectation_linear_penalty > 0:
+            raise ConfigError(
+                f"objective.fraternal_penalty is {self.fraternal_penalty!r} and "
+                f"objective.expectation_linear_penalty is {self.expectation_linear_penalty!r}; a "
+                "pass is compared with a second mask or with none. Set one of the two to 0."
+            )
+        if self.temporal_activation_penalty > 0 and self.window == 1:
+            raise ConfigError(
+                f"objective.temporal_activation_penalty is {self.temporal_activation_penalty!r} "
+                "with objective.window=1; it compares neighbouring steps of a window. Set "
+                "objective.window to 2 or more, or leave the penalty out."
+            )
 
 
 @dataclass(frozen=True)
@@ -168,20 +210,36 @@ class ScheduleSection:
 
 @dataclass(frozen=True)
 class AveragingSection:
-    """When the running mean of the weights starts; never if both are None.
+    """Which running mean of the weights is validated, and when it starts.
 
     Attributes:
-        patience: After this number of intervals without a new best.
-        latest: After this interval at the latest.
+        kind: `"tail"` for one mean, which never starts if `patience` and `latest` are None;
+            `"two-tailed"` for two from the first step on, one of which replaces the other
+            (`train.two_tailed`). Each interval is then validated up to three times.
+        patience: The mean starts after this number of intervals without a new best. Two-tailed: a
+            mean is given up after this number of intervals without improvement; None for never.
+        latest: The mean starts after this interval at the latest; not for two-tailed averaging.
     """
 
+    kind: AveragingKind = "tail"
     patience: int | None = None
     latest: int | None = None
 
     def __post_init__(self) -> None:
+        check_one_of("averaging.kind", self.kind, ("tail", "two-tailed"))
         for name in ("patience", "latest"):
             if getattr(self, name) is not None:
                 check_count(f"averaging.{name}", getattr(self, name), least=0)
+        if self.kind == "two-tailed" and self.latest is not None:
+            raise ConfigError(
+                f"averaging.latest is {self.latest}; two-tailed averaging starts with the first "
+                "step. Leave it out, or set averaging.kind to 'tail'."
+            )
+        if self.kind == "two-tailed" and self.patience == 0:
+            raise ConfigError(
+                "averaging.patience is 0; two-tailed averaging would give up both means at once. "
+                "Give at least 1, or none to keep them."
+            )
 
 
 @dataclass(frozen=True)

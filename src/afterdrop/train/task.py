@@ -7,6 +7,8 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from afterdrop.train.penalties import StepLoss
+
 
 class Task(Protocol):
     """Gives a model its training losses and validation batches.
@@ -33,8 +35,8 @@ class Task(Protocol):
     def build_model(self) -> nn.Module:
         """A new model with weights from torch's global generator."""
 
-    def loss(self, model: nn.Module, step: int) -> Tensor:
-        """The data term of a step's objective."""
+    def loss(self, model: nn.Module, step: int) -> StepLoss:
+        """The objective of a step without the prior, of this rank's share of the batch."""
 
     def validation_batches(self, model: nn.Module) -> Iterator[tuple[Tensor, Tensor]]:
         """Logits [N, V] and targets [N] of the validation split."""

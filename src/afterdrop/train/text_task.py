@@ -14,10 +14,12 @@ from torch import Tensor, nn
 
 from afterdrop.data import EvalStripes, TextSet, TrainStripes
 from afterdrop.models import LanguageModel
+from afterdrop.models.language_model import Activations
 from afterdrop.ranks import SINGLE_PROCESS, Ranks
 from afterdrop.train.checks import TrainError
 from afterdrop.train.config import TrainConfig
-from afterdrop.train.objective import data_loss
+from afterdrop.train.objective import data_loss, step_loss, target_loss
+from afterdrop.train.penalties import StepLoss, TextPasses, text_penalties, without_dropout
 from afterdrop.train.validation_windows import Window, windows_on_device
 from afterdrop.train.whole_masks import RankRows, whole_masks
 
@@ -69,18 +71,45 @@ class TextTask:
         """A new model with weights from torch's global generator."""
         return LanguageModel(self.config.model.language_model(len(self.text.vocabulary)))
 
-    def loss(self, model: nn.Module, step: int) -> Tensor:
-        """The loss of a step, summed over time and averaged over the batch; updates the state."""
-        samples, alpha = self.config.objective.samples, self.config.objective.alpha
+    def loss(self, model: nn.Module, step: int) -> StepLoss:
+        """See `Task.loss`: summed over time and averaged over the batch; updates the state."""
+        assert isinstance(model, LanguageModel)
+        section, batch = self.config.objective, self.rows.batch
         inputs_Bt, targets_Bt = (part[self.rows.mine] for part in self.stripes[step])
-        if samples > 1:
-            inputs_Bt = inputs_Bt.repeat(samples, 1)
-        before = self._before_window()
-        with whole_masks(model, self.rows):
-            logits, state = model(inputs_Bt, before)
-        self.state = tuple((h.detach(), c.detach()) for h, c in state)
+        passes = self._passes(model, inputs_Bt.repeat(section.samples, 1), self._before_window())
+        self.state = tuple((h.detach(), c.detach()) for h, c in passes.first.state)
+        data, effective = self._data_loss(model, passes.first, targets_Bt)
+        if passes.second is not None:
+            other = data_loss(model.logits(passes.second), targets_Bt, whole_batch=batch)
+            data = (data + other) / 2
+        share = len(targets_Bt) / batch
+        return StepLoss(data, effective, text_penalties(section, model, passes, share))
+
+    def _data_loss(
+        self, model: LanguageModel, found: Activations, targets_Bt: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """The data term of a pass, and the effective number of samples."""
+        samples, alpha = self.config.objective.samples, self.config.objective.alpha
         batch = self.rows.batch
-        return data_loss(logits, targets_Bt, samples=samples, alpha=alpha, whole_batch=batch)
+        if model.mixture is not None and (samples == 1 or alpha == 1):
+            # The gradient then needs no sum over the mixture's classes.
+            log_probs = model.target_log_probs(found, targets_Bt.repeat(samples, 1))
+            return target_loss(log_probs, samples=samples, whole_batch=batch)
+        logits = model.logits(found)
+        return step_loss(logits, targets_Bt, samples=samples, alpha=alpha, whole_batch=batch)
+
+    def _passes(self, model: LanguageModel, inputs: Tensor, before: State | None) -> TextPasses:
+        """The passes over a window, all from the same state."""
+        section = self.config.objective
+        second = still = None
+        with whole_masks(model, self.rows):
+            first = model.activations(inputs, before)
+            if section.fraternal_penalty > 0:
+                second = model.activations(inputs, before)
+        if section.expectation_linear_penalty > 0:
+            with without_dropout(model):
+                still = model.activations(inputs, before)
+        return TextPasses(first, second, still)
 
     def _before_window(self) -> State | None:
         """The carried state, set to zero for some stripes and not rescaled for the others."""

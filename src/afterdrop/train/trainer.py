@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,16 +13,26 @@ from torch import Tensor, nn
 from afterdrop import kernels
 from afterdrop.models import LanguageModel
 from afterdrop.ranks import SINGLE_PROCESS, Ranks
+from afterdrop.train.average_kinds import (
+    Average,
+    average_facts,
+    average_tensors,
+    first_average,
+    restored_average,
+)
 from afterdrop.train.averaging import WeightAverage
 from afterdrop.train.checkpoint import Checkpoint, grouped
 from afterdrop.train.checks import DivergedError
 from afterdrop.train.config import TrainConfig
 from afterdrop.train.objective import add_prior_gradient, prior_loss
 from afterdrop.train.optimiser import AdamTF, build_optimiser
-from afterdrop.train.replicas import sum_gradients
+from afterdrop.train.penalties import active_penalties
+from afterdrop.train.random_states import random_states, restore_random_states
+from afterdrop.train.replicas import FailedElsewhere, sum_gradients, together
 from afterdrop.train.schedule import ScheduleState, advance, learning_rate
 from afterdrop.train.task import Task
 from afterdrop.train.text_task import TextTask
+from afterdrop.train.two_tailed import TwoTailedAverage, Weights
 from afterdrop.train.validation import Validation, validate
 
 if TYPE_CHECKING:
@@ -52,12 +62,21 @@ class Trainer:
         self.device = self.parameters[0].device
         self.optimiser = build_optimiser(self.parameters, config.optimiser)
         self.schedule = ScheduleState()
-        self.average: WeightAverage | None = None
+        self.average: Average | None = first_average(model, config.averaging)
+        self._compared: dict[Weights, float] = {}  # XE of all that the last validation compared
+        self._raw = False  # whether it settled on the weights themselves in spite of averaging
         self.step = 0
         self.seconds = 0.0
-        # Over the steps of the interval; on the device, so that a step does not wait for it.
-        self.loss_total = torch.zeros((), dtype=torch.float64, device=self.device)
+        # Loss, effective samples and penalties, summed over the steps of the interval; on the
+        # device, so that a step does not wait for them.
+        self.penalties = tuple(active_penalties(config.objective))
+        count = 2 + len(self.penalties)
+        self.totals = torch.zeros(count, dtype=torch.float64, device=self.device)
+        self.loss_total, self.effective_total, *_ = self.totals
+        self.penalty_totals = self.totals[2:]
         reason = self._why_not_fused()
+        if ranks.count > 1 and self.device.type == "cuda":  # all ranks use the kernels, or none
+            reason = next(filter(None, ranks.gather(reason)), None)
         self.plain = reason if self.device.type == "cuda" else None
         self._fusible = reason is None
         self._fused: FusedText | None = None  # made once the state to continue from is known
@@ -79,13 +98,18 @@ class Trainer:
     def train_step(self) -> None:
         """One step: loss, prior, clipping, update, averaging."""
         if self._fusible and not self._stepped:
-            self.loss_total += self._first_step()
+            found = self._first_step()
         else:
             fused = self._kernels()
-            self.loss_total += self._plain_step() if fused is None else fused.step(self.step)
+            found = self._plain_step() if fused is None else self._fused_step(fused)
+        self.totals[: len(found)] += found
         if self.average is not None:
             self.average.update()
         self.step += 1
+
+    def _fused_step(self, fused: FusedText) -> Tensor:
+        fused.step(self.step)
+        return fused.steps.numbers
 
     def _first_step(self) -> Tensor:
         """The step that compiles the kernels; if they fail, it is repeated without them."""
@@ -93,9 +117,9 @@ class Trainer:
         fused = self._kernels()
         try:
             if fused is not None:
-                loss = fused.step(self.step)
+                found = self._fused_step(fused)
                 self._stepped = True
-                return loss
+                return found
         except Exception as error:
             self._give_up_kernels(error)
         self.restore(before)
@@ -103,28 +127,30 @@ class Trainer:
 
     def _give_up_kernels(self, error: Exception) -> None:
         """Trains without kernels from here on if the error means that they cannot run."""
-        self.plain = kernels.reason_to_fall_back(error, "training")
+        if isinstance(error, FailedElsewhere):
+            self.plain = "a kernel cannot run on another rank"
+        else:
+            self.plain = kernels.reason_to_fall_back(error, "training")
         self._fusible, self._fused = False, None
 
     def _plain_step(self) -> Tensor:
+        """Returns the numbers of the step, as far as there are any (see `StepLoss.numbers`)."""
         if not self.model.training:
             self.model.train()
         self.optimiser.zero_grad(set_to_none=True)
         loss = self.task.loss(self.model, self.step)
-        loss.backward()
-        loss = sum_gradients(self.parameters, loss.detach(), self.ranks)
+        loss.total.backward()
+        numbers = sum_gradients(self.parameters, loss.numbers(), self.ranks)
         add_prior_gradient(self.parameters, self.config.objective.l2_penalty)
         if self.config.optimiser.max_norm is not None:
             nn.utils.clip_grad_norm_(self.parameters, self.config.optimiser.max_norm)
         self.optimiser.step()
-        return loss
+        return numbers
 
     def _why_not_fused(self) -> str | None:
         """Why the kernels cannot train this run; None if they can."""
         if reason := kernels.why_not(self.device):
             return reason
-        if self.ranks.count > 1:  # their masks would differ from those of one process
-            return f"{self.ranks.count} ranks train it"
         from afterdrop.train.fused_text import why_not
 
         return why_not(self.config, self.task, self.model, self.device)
@@ -138,7 +164,9 @@ class Trainer:
             assert isinstance(task, TextTask) and isinstance(model, LanguageModel)
             assert isinstance(optimiser, AdamTF)
             try:
-                self._fused = FusedText(task, model, optimiser, self.step)
+                self._fused = together(
+                    lambda: FusedText(task, model, optimiser, self.step), self.ranks
+                )
             except Exception as error:
                 self._give_up_kernels(error)
         return self._fused
@@ -155,14 +183,43 @@ class Trainer:
         self._require_finite("training loss", loss)
         return loss
 
-    @torch.no_grad()
+    def effective_samples(self) -> float | None:
+        """The mean effective number of mask samples over the interval; None before a step."""
+        steps = self.interval_steps
+        return float(self.effective_total) / steps if steps else None
+
+    def mean_penalties(self) -> dict[str, float | None]:
+        """What each penalty added to the loss per target over the interval; None before a step."""
+        places = self.interval_steps * self.task.window
+        found = self.penalty_totals.tolist()
+        return {n: total / places if places else None for n, total in zip(self.penalties, found)}
+
     def validate(self, stop: Callable[[], bool]) -> Validation | None:
-        """Validates the model, or its averaged weights; None if interrupted."""
+        """Validates the model, or its averaged weights; None if interrupted.
+
+        With two-tailed averaging, it validates all of them and settles on one.
+        """
+        average = self.average
+        if not isinstance(average, TwoTailedAverage):
+            return self._validate(stop, nullcontext() if average is None else average.in_place())
+        results: dict[Weights, Validation] = {}
+        for which in average.candidates():
+            one = self._validate(stop, average.in_place(which))
+            if one is None:
+                return None
+            results[which] = one
+        self._compared = {which: self._criterion(one) for which, one in results.items()}
+        chosen = average.settle(self._compared, self.config.schedule.steps_per_interval)
+        self._raw = chosen == "raw"
+        return results[chosen]
+
+    @torch.no_grad()
+    def _validate(
+        self, stop: Callable[[], bool], weights: AbstractContextManager[None]
+    ) -> Validation | None:
         self.model.eval()
-        fused = (
-            self._kernels()
-        )  # copies the weights, so it comes before the averaged ones are in place
-        with nullcontext() if self.average is None else self.average.in_place():
+        fused = self._kernels()  # copies the weights, so it comes before others are in place
+        with weights:
             try:
                 batches = (
                     self.task.validation_batches(self.model)
@@ -191,16 +248,20 @@ class Trainer:
             "loss": self.mean_loss(),
             "prior": prior_loss(self.parameters, config.objective.l2_penalty),
             "learning_rate": self._learning_rate(),
-            "averaged": 0 if self.average is None else self.average.count,
+            "averaged": 0 if self.average is None or self._raw else self.average.count,
             **asdict(found),
         }
-        xe = found.xe_optimal if config.validation.criterion == "optimal" else found.xe
+        line |= {f"xe_{which}": xe for which, xe in self._compared.items()}
+        if config.objective.samples > 1:
+            line["effective_samples"] = self.effective_samples()
+        line |= {f"{name}_penalty": value for name, value in self.mean_penalties().items()}
+        xe = self._criterion(found)
         self.schedule = advance(self.schedule, xe, config.schedule, config.averaging)
         if self.schedule.averaging and self.average is None:
             self.average = WeightAverage(self.model)
         for group in self.optimiser.param_groups:
             group["lr"] = self._learning_rate()
-        self.loss_total.zero_()
+        self.totals.zero_()
         return {**line, "best_interval": self.schedule.best_interval, "best_xe": self.schedule.best}
 
     def capture(self) -> Checkpoint:
@@ -209,18 +270,20 @@ class Trainer:
         tensors = {
             **grouped("model", dict(self.model.named_parameters())),
             **grouped("carried", self.task.carried()),
-            **_random_states(self.device),
+            **random_states(self.device),
+            **average_tensors(self.average),
             "loss_total": self.loss_total,
+            "effective_total": self.effective_total,
         }
+        if self.penalties:
+            tensors["penalty_totals"] = self.penalty_totals
         for index, values in state["state"].items():
             tensors |= grouped(f"optimiser.{index}", values)
-        if self.average is not None:
-            tensors |= grouped("average", self.average.tensors())
         facts = {
             "step": self.step,
             "schedule": asdict(self.schedule),
             "optimiser": state["param_groups"],
-            "averaged": None if self.average is None else self.average.count,
+            **average_facts(self.average),
             "seconds": self.seconds,
         }
         return Checkpoint(tensors, facts)
@@ -238,14 +301,14 @@ class Trainer:
         self.optimiser.load_state_dict({"state": state, "param_groups": groups})
         schedule = dict(saved.facts["schedule"])
         self.schedule = ScheduleState(**schedule | {"bests": tuple(schedule["bests"])})
-        self.average = None
-        if saved.facts["averaged"] is not None:
-            self.average = WeightAverage(self.model)
-            self.average.restore(saved.group("average"), saved.facts["averaged"])
+        self.average = restored_average(self.model, self.config.averaging, saved)
         self.task.restore({n: t.to(self.device) for n, t in saved.group("carried").items()})
         self.step, self.seconds = saved.facts["step"], saved.facts["seconds"]
         self.loss_total.copy_(saved.tensors["loss_total"])
-        _restore_random_states(saved, self.device)
+        self.effective_total.copy_(saved.tensors["effective_total"])
+        if self.penalties:
+            self.penalty_totals.copy_(saved.tensors["penalty_totals"])
+        restore_random_states(saved, self.device)
 
     def best_checkpoint(self, found: dict[str, Any]) -> Checkpoint:
         """The weights that were validated last, and their line of metrics."""
@@ -253,6 +316,10 @@ class Trainer:
         if self.average is not None and found["averaged"] > 0:
             weights = self.average.tensors()
         return Checkpoint(grouped("model", weights), found)
+
+    def _criterion(self, found: Validation) -> float:
+        optimal = self.config.validation.criterion == "optimal"
+        return found.xe_optimal if optimal else found.xe
 
     def _learning_rate(self) -> float:
         base = self.config.optimiser.learning_rate
@@ -272,17 +339,3 @@ def _until(stop: Callable[[], bool], items: Iterable[_Item]) -> Iterator[_Item]:
         yield item
         if stop():
             return
-
-
-def _random_states(device: torch.device) -> dict[str, Tensor]:
-    states = {"random.cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        states["random.cuda"] = torch.cuda.get_rng_state(device)
-    return states
-
-
-def _restore_random_states(saved: Checkpoint, device: torch.device) -> None:
-    states = saved.group("random")
-    torch.set_rng_state(states["cpu"])
-    if device.type == "cuda" and "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"], device)

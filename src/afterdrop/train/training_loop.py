@@ -1,9 +1,9 @@
 """The training loop: steps and validations, saved so that the process may be killed at any time.
 
-Each validation writes its line of metrics, then the `best` checkpoint, then the `last` one. A
-process killed in between leaves either one line too many, which resuming removes, or a `best` that
-will be written again. Where a checkpoint takes seconds, not every validation writes one: at most
-3 % of the time is spent on writing.
+Each validation writes its line of metrics, then the `best` checkpoint, then the `last` one; the
+`last` one before it stays as `previous`. A process killed in between leaves either one line too
+many, which resuming removes, or a `best` that will be written again. Where a checkpoint takes
+seconds, not every validation writes one: at most 3 % of the time is spent on writing.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from afterdrop.errors import FileError, RankLost
-from afterdrop.train.checkpoint import Checkpoint, read_facts, write_checkpoint
+from afterdrop.train.checkpoint import Checkpoint, keep_copy, read_facts, write_checkpoint
 from afterdrop.train.checks import DivergedError
 from afterdrop.train.folder import RunFolder
 from afterdrop.train.interrupt import StopRequest, stop_request
@@ -165,6 +165,7 @@ class Loop:
         if self.trainer.ranks.first:
             if self._best is not None:
                 write_checkpoint(self.folder.best, self._best)
+            keep_copy(self.folder.last, self.folder.previous)
             write_checkpoint(self.folder.last, captured)
         self._best = None
         self._written = time.monotonic()

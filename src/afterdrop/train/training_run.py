@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,9 +12,10 @@ from typing import Any
 
 import torch
 
+from afterdrop.errors import DamagedError
 from afterdrop.ranks import Ranks, Splitting, current
 from afterdrop.train.build_task import build_task, load_set, require_same
-from afterdrop.train.checkpoint import Checkpoint, read_checkpoint, read_facts
+from afterdrop.train.checkpoint import Checkpoint, read_checkpoint
 from afterdrop.train.checks import TrainError, check_number, check_one_of
 from afterdrop.train.config import TrainConfig, differences
 from afterdrop.train.device import choose_device
@@ -21,6 +23,7 @@ from afterdrop.train.folder import RESUMES, Resume, RunFolder, locked
 from afterdrop.train.objective import prior_scale
 from afterdrop.train.progress import Progress, present
 from afterdrop.train.replicas import check_batch
+from afterdrop.train.saved_state import check_training_state, read_best_facts, read_training_facts
 from afterdrop.train.track import Tracker
 from afterdrop.train.trainer import Trainer
 from afterdrop.train.training_loop import Loop, Watch
@@ -141,9 +144,12 @@ def _enter(
 
 
 def _finished(folder: RunFolder) -> bool:
-    if not folder.last.exists():
+    if not (folder.last.exists() and folder.best.exists()):
         return False
-    return read_facts(folder.last)["schedule"]["stopped"] is not None and folder.best.exists()
+    try:
+        return read_training_facts(folder.last)["schedule"].stopped is not None
+    except DamagedError:  # `_read_last` resumes from the one before it
+        return False
 
 
 def _open(folder: RunFolder, trainer: Trainer, data: str | Path | None, there: bool) -> None:
@@ -156,6 +162,7 @@ def _open(folder: RunFolder, trainer: Trainer, data: str | Path | None, there: b
     if there:
         saved = _last(folder, ranks)
         if saved is not None:
+            check_training_state(saved, trainer, folder.last)
             trainer.restore(saved)
         else:
             ranks.from_rank0(lambda: _require_new(folder))
@@ -193,13 +200,28 @@ def _last(folder: RunFolder, ranks: Ranks) -> Checkpoint | None:
     def facts() -> dict[str, Any] | None:
         if not folder.last.exists():
             return None
-        read.append(read_checkpoint(folder.last))
+        read.append(_read_last(folder))
         return dict(read[0].facts)
 
     found = ranks.from_rank0(facts)
     if found is None:
         return None
     return Checkpoint(ranks.tensors_from_rank0(read[0].tensors if read else {}), found)
+
+
+def _read_last(folder: RunFolder) -> Checkpoint:
+    """The last checkpoint, or the one before it if the last one is damaged."""
+    try:
+        return read_checkpoint(folder.last)
+    except DamagedError as error:
+        if not folder.previous.exists():
+            raise
+        saved = read_checkpoint(folder.previous)
+        warnings.warn(
+            f"{error}. Training goes on from the one before it (step {saved.facts['step']}).",
+            stacklevel=2,
+        )
+        return saved
 
 
 def _train(
@@ -235,9 +257,11 @@ def _result(folder: RunFolder, reason: str | None, ranks: Ranks) -> TrainResult:
 
 
 def _ending(folder: RunFolder, reason: str | None) -> dict[str, Any]:
-    last = read_facts(folder.last)
-    best = read_facts(folder.best) if folder.best.exists() else {}
-    stopped = reason or last["schedule"]["stopped"]
+    last = read_training_facts(folder.last)
+    best: dict[str, Any] = {}
+    if folder.best.exists():
+        best = {**read_best_facts(folder.best)}
+    stopped = reason or last["schedule"].stopped
     words = [f"Finished: {stopped}." if reason is None else f"Stopped ({reason}) and saved."]
     if best:
         found = present(folder.read_config()[1]["unit"], best["xe_optimal"])
@@ -251,6 +275,6 @@ def _ending(folder: RunFolder, reason: str | None) -> dict[str, Any]:
         "reason": stopped,
         "message": " ".join(words),
         "step": last["step"],
-        "interval": last["schedule"]["interval"],
+        "interval": last["schedule"].interval,
         "best": best,
     }

@@ -18,6 +18,7 @@ from afterdrop.errors import DataError
 from afterdrop.family.temperature import Nodes, fit_temperature
 from afterdrop.kernels import partitions
 from afterdrop.ranks import SINGLE_PROCESS, Ranks
+from afterdrop.train.replicas import together
 
 NODES = Nodes(0.5, 2.0, count=9, reach=1.0)
 
@@ -55,18 +56,7 @@ def validate(batches: Iterable[tuple[Tensor, Tensor]], ranks: Ranks = SINGLE_PRO
         >>> round(found.xe, 3), round(found.temperature, 2)  # 3/4 is a logit of log 3, not 3
         (0.799, 2.0)
     """
-    inverse, count = NODES.inverse(), 0
-    sums: Tensor | None = None  # of G at each node and of the target, on the device of the logits
-    for logits, targets in batches:
-        G_JN, peak = partitions(logits.float(), inverse)
-        chosen = logits.float().gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-        found = torch.cat([G_JN, (chosen - peak).unsqueeze(0)]).double().sum(1)
-        sums = found if sums is None else sums + found
-        count += len(targets)
-    if sums is None:
-        sums = torch.zeros(len(inverse) + 1, dtype=torch.float64)
-    sums = sums.cpu()  # the only time that this waits for a GPU
-    totals = ranks.sum(torch.cat([sums, sums.new_tensor([count])]))
+    totals = ranks.sum(together(lambda: _sums(batches), ranks))
     sums_J, at_target, count = totals[:-2], float(totals[-2]), int(totals[-1])
     if count == 0:
         raise DataError("the validation split has no targets; give it at least one line")
@@ -78,3 +68,19 @@ def validate(batches: Iterable[tuple[Tensor, Tensor]], ranks: Ranks = SINGLE_PRO
 
     plain, optimal = xe(torch.ones(1, dtype=torch.float64)), xe(1 / temperature)
     return Validation(plain, float(temperature), min(plain, optimal), count)
+
+
+def _sums(batches: Iterable[tuple[Tensor, Tensor]]) -> Tensor:
+    """Sums over targets of G at each node and of the target's log-probability, and their number."""
+    inverse, count = NODES.inverse(), 0
+    sums: Tensor | None = None  # on the device of the logits
+    for logits, targets in batches:
+        G_JN, peak = partitions(logits.float(), inverse)
+        chosen = logits.float().gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        found = torch.cat([G_JN, (chosen - peak).unsqueeze(0)]).double().sum(1)
+        sums = found if sums is None else sums + found
+        count += len(targets)
+    if sums is None:
+        sums = torch.zeros(len(inverse) + 1, dtype=torch.float64)
+    sums = sums.cpu()  # the only time that this waits for a GPU
+    return torch.cat([sums, sums.new_tensor([count])])

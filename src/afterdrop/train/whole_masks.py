@@ -49,6 +49,11 @@ class RankRows:
         """Whether this rank has all rows."""
         return self.mine == slice(0, self.batch)
 
+    @property
+    def count(self) -> int:
+        """The rows that this rank computes, S for each of its rows of the batch."""
+        return self.samples * (self.mine.stop - self.mine.start)
+
     def of(self, x: Tensor) -> Tensor:
         """This rank's rows of a tensor with all S·B rows in the last dimension but one."""
         parts = x.unflatten(-2, (self.samples, self.batch))[..., self.mine, :]

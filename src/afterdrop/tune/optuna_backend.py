@@ -7,26 +7,27 @@ so that a proposal depends only on the known values and a seed, and not on the w
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from afterdrop.errors import ExtraError
+from afterdrop.file_locks import file_lock
+from afterdrop.plain_text import first_line
 from afterdrop.tune.checks import TuneError
-from afterdrop.tune.file_locks import file_lock
+from afterdrop.tune.journal_file import JournalFile
 from afterdrop.tune.search_space import Point, Space
-from afterdrop.tune.trials import State, Trial
+from afterdrop.tune.storage_retries import StorageAway, retried
+from afterdrop.tune.trials import State, Trial, read_trial
 
 try:
     import optuna
     import scipy  # noqa: F401 (the Gaussian process needs it)
     import sqlalchemy
     from optuna.storages import JournalStorage, RDBStorage
-    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
     from optuna.trial import FrozenTrial, TrialState, create_trial
     from sqlalchemy.pool import NullPool
 except ImportError as missing:
@@ -44,6 +45,17 @@ _STATES: dict[TrialState, State] = {
     TrialState.FAIL: "failed",
 }
 _SETTINGS = "afterdrop"
+JOURNAL = "journal.log"  # the default storage, in the folder of the study
+# What Optuna raises while it replays a journal whose lines are not those that it wrote.
+_REPLAY_ERRORS = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    RecursionError,
+    TypeError,
+    ValueError,
+)
 
 
 class Backend:
@@ -82,11 +94,13 @@ class Backend:
                     study_name=name,
                     load_if_exists=True,
                 )
-        except (sqlalchemy.exc.SQLAlchemyError, OSError) as error:
+        except (sqlalchemy.exc.SQLAlchemyError, StorageAway, OSError) as error:
             raise TuneError(
                 f"storage={_shown(storage)!r} cannot be opened: {error}; check that it exists and "
                 "is writable"
             ) from error
+        except _REPLAY_ERRORS as error:
+            raise self._damaged(error) from error
         except ImportError as error:
             raise ExtraError(
                 f"storage={_shown(storage)!r} needs a database driver ({error}): "
@@ -95,7 +109,16 @@ class Backend:
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
-        """A lock shared by all processes that use the storage; released when the process ends."""
+        """A lock shared by all processes that use the storage; released when the process ends.
+
+        Raises:
+            StorageAway: If the storage cannot be reached, here or within.
+        """
+        with _reachable(), self._locked():
+            yield
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
         if not self._server:
             place = self.folder if self.url is None else Path(self.url.partition("///")[2]).parent
             with file_lock(place / f".{self.name}.ask"):
@@ -107,17 +130,36 @@ class Backend:
             connection.execute(sqlalchemy.text("SELECT pg_advisory_lock(:key)"), {"key": key})
             yield
 
+    @retried
     def settings(self) -> dict[str, Any] | None:
         """The settings of the study, or None if they have not been written yet."""
-        return self._study.user_attrs.get(_SETTINGS)
+        with _reachable():
+            return self._study.user_attrs.get(_SETTINGS)
 
     def write_settings(self, content: dict[str, Any]) -> None:
         """Stores the settings of the study."""
         self._study.set_user_attr(_SETTINGS, content)
 
+    @retried
     def trials(self) -> list[Trial]:
-        """All trials in the order of their numbers."""
-        return [_trial(frozen) for frozen in self._study.get_trials(deepcopy=False)]
+        """All trials in the order of their numbers.
+
+        Raises:
+            TuneError: If the storage is damaged.
+        """
+        try:
+            with _reachable():
+                return [_trial(frozen) for frozen in self._study.get_trials(deepcopy=False)]
+        except _REPLAY_ERRORS as error:
+            raise self._damaged(error) from error
+
+    def _damaged(self, error: Exception) -> TuneError:
+        where = self.folder / JOURNAL if self.url is None else _shown(self.url)
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        return TuneError(
+            f"{where} is damaged ({kind}{first_line(error)}); restore it from a copy, or start a "
+            f"new study in another folder. The trained models are kept in {self.folder / 'trials'}"
+        )
 
     def enqueue(self, point: Point, notes: Mapping[str, Any]) -> None:
         """Adds a waiting trial."""
@@ -128,34 +170,55 @@ class Backend:
         asked = self._study.ask(_distributions(space))
         return next(trial for trial in self.trials() if trial.number == asked.number)
 
+    @retried
     def note(self, number: int, name: str, value: Any) -> bool:
         """Stores a note on a running trial; False if the trial has ended."""
         try:
-            self._storage.set_trial_user_attr(self._id(number), name, value)
+            with _reachable():
+                self._storage.set_trial_user_attr(self._id(number), name, value)
         except optuna.exceptions.UpdateFinishedTrialError:
             return False
         return True
 
+    @retried
     def report(self, number: int, interval: int, xe: float) -> bool:
         """Adds a value to the curve of a running trial; False if the trial has ended."""
         try:
-            self._storage.set_trial_intermediate_value(self._id(number), interval, xe)
+            with _reachable():
+                self._storage.set_trial_intermediate_value(self._id(number), interval, xe)
         except optuna.exceptions.UpdateFinishedTrialError:
             return False
         return True
 
+    @retried
     def finish(self, number: int, state: State, value: float | None = None) -> bool:
         """Ends a running trial; False if another process has already ended it."""
         to = next(theirs for theirs, ours in _STATES.items() if ours == state)
         values = None if value is None else [value]
         try:
-            return self._storage.set_trial_state_values(self._id(number), to, values)
+            with _reachable():
+                return self._storage.set_trial_state_values(self._id(number), to, values)
         except optuna.exceptions.UpdateFinishedTrialError:
             return False
 
     def _id(self, number: int) -> int:
         study_id = self._storage.get_study_id_from_name(self.name)
         return self._storage.get_trial_id_from_study_id_trial_number(study_id, number)
+
+
+@contextmanager
+def _reachable() -> Iterator[None]:
+    """Raises `StorageAway`, with the reason in one line, for errors of the connection."""
+    away = (
+        sqlalchemy.exc.OperationalError,
+        sqlalchemy.exc.InterfaceError,
+        optuna.exceptions.StorageInternalError,
+    )
+    try:
+        yield
+    except away as error:
+        reason = error.orig if isinstance(error, sqlalchemy.exc.DBAPIError) else error.__cause__
+        raise StorageAway(str(reason or error).strip().splitlines()[0]) from error
 
 
 def gp_point(
@@ -229,50 +292,21 @@ def _trial(frozen: FrozenTrial) -> Trial:
     # The point of a waiting trial is not in its parameters yet, but in their fixed values.
     point = frozen.params or frozen.system_attrs.get("fixed_params", {})
     value = frozen.value if frozen.state in (TrialState.COMPLETE, TrialState.PRUNED) else None
-    return Trial(
-        frozen.number,
-        _STATES[frozen.state],
-        dict(point),
-        value,
-        dict(frozen.user_attrs),
-        dict(frozen.intermediate_values),
+    return read_trial(
+        {
+            "number": frozen.number,
+            "state": _STATES[frozen.state],
+            "point": point,
+            "value": value,
+            "notes": frozen.user_attrs,
+            "curve": {str(interval): xe for interval, xe in frozen.intermediate_values.items()},
+        }
     )
-
-
-class _JournalLock(JournalFileOpenLock):
-    """A lock that is released when a worker is killed, unlike the lock file of Optuna."""
-
-    def __init__(self, journal: Path) -> None:
-        super().__init__(str(journal))
-        self._journal, self._held = journal, ExitStack()
-
-    def acquire(self) -> bool:
-        held = ExitStack()
-        held.enter_context(file_lock(self._journal.with_name(".journal.lock")))
-        self._held = held
-        _drop_broken_line(self._journal)
-        return True
-
-    def release(self) -> None:
-        self._held.pop_all().close()
-
-
-def _drop_broken_line(journal: Path) -> None:
-    """Removes an incomplete last line, left by a killed writer, before the next one is appended."""
-    if not journal.exists():
-        return
-    with open(journal, "rb+") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - 1))
-        if size and file.read(1) != b"\n":
-            file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)
 
 
 def _open(folder: Path, storage: str | None) -> RDBStorage | JournalStorage:
     if storage is None:
-        path = folder / "journal.log"
-        return JournalStorage(JournalFileBackend(str(path), lock_obj=_JournalLock(path)))
+        return JournalStorage(cast(Any, JournalFile(folder / JOURNAL)))
     if storage.startswith("sqlite"):
         Path(storage.partition("///")[2]).parent.mkdir(parents=True, exist_ok=True)
     # Without a pool no connection stays open. SQLite writers wait for each other, and the driver's
@@ -288,4 +322,4 @@ def _shown(storage: str | None) -> str | None:
     try:
         return sqlalchemy.engine.make_url(storage).render_as_string(hide_password=True)
     except sqlalchemy.exc.ArgumentError:
-        return storage
+        return re.sub(r"//.*@", "//***@", storage, flags=re.S)

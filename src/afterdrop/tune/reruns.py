@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from afterdrop.tune.optuna_backend import Backend
+from afterdrop.tune.storage_retries import retried
 from afterdrop.tune.study_result import best_trials
 from afterdrop.tune.trials import Trial, count, origin
 
 _FIRST_SEED = 1001  # far from the seeds of recipes, so that a rerun never repeats a trial
 
 
+@retried
 def enqueue_reruns(again: Backend, rows: Sequence[Trial], top: int, reruns: int) -> int:
     """Enqueues the missing reruns and returns their total number.
 

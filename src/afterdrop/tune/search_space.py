@@ -8,10 +8,13 @@ because two published optima lie above .004.
     L2 penalty      [5e-6, 1e-3] log      inter-layer dropout  [0, .95]             [0, .2]
     embedding ratio [0, 2]                state dropout        [0, .8]              [0, .25]
                                           output dropout       [0, .95]             [0, .25]
+                        projection dropout of a mixture of softmaxes: as output dropout
 
-An embedding ratio of at least 1 means no projection. The ratio is tuned only if the recipe states a
-parameter budget: the hidden size is then solved for, so that every trial has the same number of
-parameters.
+    Mogrifier rounds, rank [0, 6], [-20, 100] if the recipe has rounds; rounded to whole numbers
+
+A rank below 1 means full matrices, and an embedding ratio of at least 1 no projection. The ratio is
+tuned only if the recipe states a parameter budget: the hidden size is then solved for, so that
+every trial has the same number of parameters.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ Point = dict[str, float]
 
 _LEAST_RATIO = 1e-3  # the budget solver needs a ratio above 0; an embedding has at least one unit
 _RATIO = "model.embedding_ratio"
+_ROUNDS, _RANK = "model.mogrifier_rounds", "model.mogrifier_rank"
 
 
 @dataclass(frozen=True)
@@ -168,10 +172,14 @@ def published_space(config: TrainConfig) -> Space:
         highs = {"input": 0.2, "inter_layer": 0.2, "state": 0.25, "output": 0.25}
     if layers == 1:
         del highs["inter_layer"]
+    if settings.get("softmax_components", 1) > 1:
+        highs["projection"] = highs["output"]  # of a mixture; lamb tunes it there, too
     axes = [Axis("optimiser.learning_rate", 1e-3, 1e-2, log=True), l2]
     axes += [Axis(f"model.{site}_dropout", 0, high) for site, high in highs.items()]
     if "budget" in settings and not enwik8:
         axes.append(Axis(_RATIO, 0, 2))
+    if settings.get("mogrifier_rounds", 0):
+        axes += [Axis(_ROUNDS, 0, 6), Axis(_RANK, -20, 100)]
     return Space(tuple(axes))
 
 
@@ -185,6 +193,9 @@ def apply_point(config: TrainConfig, point: Mapping[str, float]) -> TrainConfig:
         1.0
     """
     changes = dict(point)
+    for name in (_ROUNDS, _RANK):
+        if name in changes:
+            changes[name] = max(0, round(changes[name]))
     if _RATIO in changes:
         changes[_RATIO] = min(max(changes[_RATIO], _LEAST_RATIO), 1.0)
     return config.override(changes)

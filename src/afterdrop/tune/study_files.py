@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
-from afterdrop.errors import FileError
+from afterdrop.errors import AfterdropError, FileError
 from afterdrop.files import read_json, write_atomic, write_json
 from afterdrop.recipes import Recipe, to_toml
 from afterdrop.tune.search_space import apply_point
 from afterdrop.tune.study_result import Ranked, StudyResult
 from afterdrop.tune.study_settings import STUDY_FILE, TuneSettings
-from afterdrop.tune.trials import Trial, ends
+from afterdrop.tune.trials import Trial, ends, read_trial
+from afterdrop.typed_records import read_record
 
 _KIND, _VERSION = "afterdrop-study", 2
 
@@ -48,21 +49,39 @@ def read_result(folder: Path) -> StudyResult:
     path = folder / STUDY_FILE
     content = read_json(path, _KIND, _VERSION)
     try:
-        return StudyResult(
-            TuneSettings.from_dict(content["settings"]),
-            [_trial(row) for row in content["trials"]],
-            [_trial(row) for row in content["reruns"]],
-            [Ranked(**{**row, "reruns": tuple(row["reruns"])}) for row in content["ranking"]],
+        record = read_record(_StudyRecord, content)
+        result = StudyResult(
+            TuneSettings.from_dict(record["settings"]),
+            [read_trial(row) for row in record["trials"]],
+            [read_trial(row) for row in record["reruns"]],
+            record["ranking"],
         )
-    except (KeyError, TypeError) as error:
+        _check_points(result)
+        return result
+    except (AfterdropError, ValueError) as error:
         raise FileError(
             f"{path} is damaged ({error}); run the command of the study again to rewrite it"
         ) from error
 
 
-def _trial(row: dict[str, Any]) -> Trial:
-    """A trial from JSON, in which intervals are texts."""
-    return Trial(**{**row, "curve": {int(interval): xe for interval, xe in row["curve"].items()}})
+class _StudyRecord(TypedDict):
+    """What `study.json` has; `read_trial` reads the trials."""
+
+    settings: dict[str, Any]
+    trials: list[dict[str, Any]]
+    reruns: list[dict[str, Any]]
+    ranking: list[Ranked]
+
+
+def _check_points(result: StudyResult) -> None:
+    """Requires a ranking, and a value of every searched setting in every point."""
+    names = {axis.name for axis in result.settings.space}
+    rows: list[Ranked | Trial] = [*result.ranking, *result.trials, *result.reruns]
+    for row in rows:
+        if row.point.keys() != names:
+            raise ValueError(f"the point of trial {row.number} is not one of the space")
+    if not result.ranking or not result.trials:
+        raise ValueError("it has no trials or no ranking")
 
 
 def format_xe(row: Ranked) -> str:

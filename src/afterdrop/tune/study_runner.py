@@ -14,9 +14,10 @@ from typing import Any
 
 from afterdrop.train.checks import check_count
 from afterdrop.train.device import choose_device
-from afterdrop.train.interrupt import stop_request
+from afterdrop.train.interrupt import Terminated, stop_request
 from afterdrop.tune.checks import TuneError
 from afterdrop.tune.optuna_backend import Backend
+from afterdrop.tune.storage_retries import retried
 from afterdrop.tune.study_result import StudyResult, rank
 from afterdrop.tune.study_settings import TuneSettings
 from afterdrop.tune.trials import Trial
@@ -60,7 +61,8 @@ def run_study(
     Raises:
         TuneError: If the storage contains another study of that name, all workers failed, or no
             trial succeeded.
-        KeyboardInterrupt: After Ctrl-C or SIGTERM, once all workers have saved their trials.
+        KeyboardInterrupt: After Ctrl-C, or its subclass `Terminated` after SIGTERM, once all
+            workers have saved their trials.
 
     Example:
         >>> import tempfile
@@ -90,8 +92,10 @@ def run_study(
     join_study(backend, settings)
     where = [str(choose_device(name)) for name in (devices or (None,))]
     if workers == 1:
-        if not work(replace(place, device=where[0])):
-            raise KeyboardInterrupt
+        with stop_request() as request:
+            finished = work(replace(place, device=where[0]))
+        if not finished:
+            raise Terminated if request.signal == "SIGTERM" else KeyboardInterrupt
     else:
         _run_workers(place, where, workers)
     return _result(settings, backend.trials(), place.backend("-reruns").trials(), top)
@@ -108,6 +112,7 @@ def _result(settings: TuneSettings, rows: list[Trial], again: list[Trial], top: 
     return StudyResult(settings, rows, again, ranking)
 
 
+@retried
 def join_study(backend: Backend, settings: TuneSettings) -> None:
     """Stores the settings of a new study, or checks that they are those of the existing one."""
     with backend.exclusive():
@@ -119,9 +124,9 @@ def join_study(backend: Backend, settings: TuneSettings) -> None:
     differing = _differences(there, mine)
     if differing:
         raise TuneError(
-            f"the study {backend.name!r} already exists with other settings (stored → given): "
-            f"{'; '.join(differing[:5])}. Use another folder or name, or the settings of that "
-            "study."
+            f"the study {backend.name!r} of {backend.folder} already exists with other settings "
+            f"(stored → given): {'; '.join(differing[:5])}. Use another folder or name, or the "
+            "settings of that study."
         )
 
 
@@ -165,7 +170,7 @@ def _run_workers(place: Workplace, devices: Sequence[str], workers: int) -> None
                     crew[index] = _start(replace(place, device=devices[index % len(devices)]))
             time.sleep(0.1)
     if request.signal is not None:
-        raise KeyboardInterrupt
+        raise Terminated if request.signal == "SIGTERM" else KeyboardInterrupt
     if 0 not in ended:
         raise TuneError(
             f"no worker finished (exit statuses {', '.join(map(str, ended))}); finished trials are "

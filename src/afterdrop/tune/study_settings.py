@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any, Literal
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Literal, TypedDict
 
 from afterdrop import recipes
 from afterdrop.train import TrainConfig, shorten
@@ -12,6 +12,7 @@ from afterdrop.train.checks import check_count, check_number, check_one_of
 from afterdrop.tune.checks import TuneError
 from afterdrop.tune.search_space import Axis, Space, apply_point, published_space
 from afterdrop.tune.tuning_objective import Objective
+from afterdrop.typed_records import read_record
 
 Sampler = Literal["gp", "random"]
 VERSION = 2
@@ -68,18 +69,37 @@ class TuneSettings:
         """Builds settings from a dictionary that `to_dict` returned.
 
         Raises:
-            TuneError: If another version of afterdrop wrote it.
+            TuneError: If another version of afterdrop wrote it, or it is damaged.
         """
-        if content.get("version") != VERSION:
+        found = content.get("version") if isinstance(content, Mapping) else None
+        if found != VERSION:
             raise TuneError(
-                f"the study has schema version {content.get('version')!r}, this afterdrop reads "
-                f"{VERSION}; start a new study or install the matching afterdrop"
+                f"the study has schema version {found!r:.20}, this afterdrop reads {VERSION}; "
+                "start a new study or install the matching afterdrop"
             )
-        made = {name: value for name, value in content.items() if name != "version"}
-        made["config"] = TrainConfig.from_dict(made["config"])
-        made["space"] = Space(tuple(Axis(**axis) for axis in made["space"]["axes"]))
-        made["objective"] = Objective(**made["objective"])
-        return cls(**made)
+        try:
+            made: dict[str, Any] = {**read_record(_SettingsRecord, content)}
+            made["config"] = TrainConfig.from_dict(made["config"])
+            return cls(**{field.name: made[field.name] for field in fields(cls)})
+        except ValueError as error:
+            raise TuneError(
+                f"the settings of the study are damaged ({error}); restore them, or start a new "
+                "study in another folder"
+            ) from error
+
+
+class _SettingsRecord(TypedDict):
+    """What `TuneSettings.to_dict` gives, beside the version."""
+
+    recipe: str
+    config: dict[str, Any]
+    space: Space
+    objective: Objective
+    sampler: Sampler
+    seed: int
+    own_first: bool
+    prune: bool
+    minutes: float | None
 
 
 def plan_study(

@@ -17,10 +17,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from afterdrop.tune.file_locks import is_dead
+from afterdrop.file_locks import is_dead
 from afterdrop.tune.next_point import propose
 from afterdrop.tune.observed_points import observe
 from afterdrop.tune.optuna_backend import Backend
+from afterdrop.tune.storage_retries import no_retries, retried
 from afterdrop.tune.study_settings import TuneSettings
 from afterdrop.tune.trials import Trial, count, ends, is_retried, origin
 
@@ -49,6 +50,7 @@ class Ledger:
         self.lease, self.proposes = lease, proposes
         self._beats: dict[int, tuple[Any, float]] = {}  # last heartbeat, and when it was first seen
 
+    @retried
     def take(self, trials: int) -> Trial | None:
         """A trial to work on, or None if there is none now; running ones may still be lost.
 
@@ -81,6 +83,10 @@ class Ledger:
     def hand_back(self, trial: Trial, reason: str) -> None:
         """Returns a trial, to be resumed from its checkpoint by any worker."""
         self._finish(trial, "failed", None, {"reason": reason, "lost": True, "handed_back": True})
+        self._requeue_lost()
+
+    @retried
+    def _requeue_lost(self) -> None:
         with self.backend.exclusive():
             self._requeue(self.backend.trials())
 
@@ -98,8 +104,9 @@ class Ledger:
             while not over.wait(self.lease / 4):
                 number += 1
                 try:
-                    if not self.backend.note(trial.number, "beat", number):
-                        return
+                    with no_retries():
+                        if not self.backend.note(trial.number, "beat", number):
+                            return
                 except Exception:  # the storage may be reachable again at the next beat
                     continue
 

@@ -140,7 +140,8 @@ def _record(job: TrialJob, ledger: Ledger, trial: Trial, result: TrainResult) ->
     if not recorded:
         return "taken over by another worker; dropped here"
     # The optimiser state is most of the bytes, and a finished trial does not need it.
-    run.last.unlink(missing_ok=True)
+    for path in (run.last, run.previous):
+        path.unlink(missing_ok=True)
     known = [r.value for r in ledger.backend.trials() if r.value is not None]
     points = count(ledger.backend.trials())
     return (
@@ -155,12 +156,17 @@ def _failed(ledger: Ledger, trial: Trial, reason: str) -> str:
 
 
 def _free_folder(folder: Path, trial: Trial) -> Path:
-    """The folder, or another one if a worker that lost the trial is still training there."""
+    """The folder, or another one if it cannot be resumed from.
+
+    A worker that lost the trial may still be training there; or the trial had ended and removed its
+    last checkpoint, which a journal that lost lines does not know any more.
+    """
+    other = folder.with_name(f"{folder.name}-{trial.number}")
     try:
-        with locked(folder):
-            return folder
+        with locked(folder) as run:
+            return other if run.best.exists() and not run.last.exists() else folder
     except TrainError:
-        return folder.with_name(f"{folder.name}-{trial.number}")
+        return other
 
 
 def _is_memory(error: BaseException) -> bool:

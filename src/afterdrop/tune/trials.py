@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from afterdrop.tune.search_space import Point
+from afterdrop.typed_records import read_record
 
 State = Literal["waiting", "running", "complete", "pruned", "failed"]
 ATTEMPTS = 3  # a point whose workers died this many times (out of memory, say) is not tried again
@@ -35,6 +36,31 @@ class Trial:
     value: float | None = None
     notes: Mapping[str, Any] = field(default_factory=dict)
     curve: Mapping[int, float] = field(default_factory=dict)
+
+
+class _Notes(TypedDict, total=False):
+    """Notes that decide what happens to a trial, among others."""
+
+    of: int
+    seed: int
+    origin: int
+    retry_of: int
+    attempt: int
+    lost: bool
+    handed_back: bool
+    reason: str
+    worker: str
+
+
+def read_trial(record: object) -> Trial:
+    """A trial from plain values, as JSON keeps them.
+
+    Raises:
+        ValueError: If a field or a note is missing or of another type; names it.
+    """
+    trial = read_record(Trial, record, "trial")
+    read_record(_Notes, trial.notes, f"trial {trial.number}: notes")
+    return trial
 
 
 @dataclass(frozen=True)

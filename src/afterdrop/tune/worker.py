@@ -23,9 +23,9 @@ from typing import Any
 import torch
 
 from afterdrop.errors import AfterdropError
+from afterdrop.file_locks import Alive
 from afterdrop.train.interrupt import StopRequest, stop_request
 from afterdrop.tune.checks import TuneError
-from afterdrop.tune.file_locks import Alive
 from afterdrop.tune.optuna_backend import Backend
 from afterdrop.tune.reruns import enqueue_reruns
 from afterdrop.tune.search_space import apply_point

@@ -16,9 +16,10 @@ import torch
 from torch import nn
 
 from afterdrop import kernels
-from afterdrop.evaluation.chunks import Memory
+from afterdrop.evaluation.chunks import Memory, out_of_memory
 from afterdrop.evaluation.engines import Engine, text
-from afterdrop.evaluation.engines.generic import GenericEngine, ModelPasses, Operations
+from afterdrop.evaluation.engines.generic import GenericEngine, Operations
+from afterdrop.evaluation.engines.model_passes import ModelPasses
 from afterdrop.evaluation.likelihoods import Likelihood
 from afterdrop.evaluation.request import Protocol, Request
 from afterdrop.evaluation.scores.schema import Results
@@ -100,7 +101,7 @@ class Dispatcher:
             try:
                 return engine, call(engine)
             except Exception as error:
-                halved = _out_of_memory(error) and self.memory.halve()
+                halved = out_of_memory(error) and self.memory.halve()
                 if not halved:
                     self._fall_back(error, engine)
             if halved:  # only here are the tensors freed to which the error's frames refer
@@ -134,7 +135,7 @@ def evaluation_engines(
     sites: Sites | None,
     memory: Memory,
 ) -> tuple[Dispatcher, str | None]:
-    """The engines that can evaluate a request, and why the fastest cannot, if a GPU is there.
+    """The engines that can evaluate a request, and why kernels cannot, if not on a CPU.
 
     Args:
         model: The model.
@@ -145,6 +146,8 @@ def evaluation_engines(
     """
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     request, candidates = protocol.request, []
+    if sites is not None and request.stream is not None:
+        sites = sites.without_prefix()  # states that samples carry enter before the first site
     reason = fused_text_reason(request, model, device)
     if reason is None:
         from afterdrop.evaluation.engines.text_fused import TextFusedEngine
@@ -166,7 +169,9 @@ def evaluation_engines(
         for operations in operations_for(request, model, device)
     ]
     dispatcher = Dispatcher(candidates, memory, "the evaluation of samples")
-    return dispatcher, reason if device.type == "cuda" and request.stream is not None else None
+    if device.type != "cuda":
+        return dispatcher, None if device.type == "cpu" else reason
+    return dispatcher, reason if request.stream is not None else None
 
 
 def fused_text_reason(request: Request, model: nn.Module, device: torch.device) -> str | None:
@@ -190,7 +195,3 @@ def operations_for(request: Request, model: nn.Module, device: torch.device) -> 
     if kernel_sums.supports(request, model, device) is not None:
         return [masks, plain]
     return [dataclasses.replace(masks, sums=kernel_sums.KernelSums), masks, plain]
-
-
-def _out_of_memory(error: BaseException) -> bool:
-    return isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error)

@@ -1,12 +1,16 @@
 """The engine for any module: a deterministic pass, then chunks of rows under masks.
 
+It needs nothing of CUDA. On accelerators other than CUDA, which may lack float64, the model and its
+masks run there, and sums over samples and classes on the CPU.
+
 Legend: M multipliers, S samples of a chunk, B examples, N targets that count, V classes.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Protocol
 
@@ -14,8 +18,15 @@ import torch
 from torch import Tensor, nn
 
 from afterdrop.evaluation.batches import Batch, call, to_device
-from afterdrop.evaluation.chunks import Chunks, Memory, plan_chunks, sample_ranges, split_evenly
+from afterdrop.evaluation.chunks import (
+    Chunks,
+    Memory,
+    plan_chunks,
+    split_evenly,
+)
 from afterdrop.evaluation.engines import Outcome
+from afterdrop.evaluation.engines.component_temper import ComponentTemper
+from afterdrop.evaluation.engines.model_passes import Passes, run_samples
 from afterdrop.evaluation.likelihoods import Accumulator, Likelihood, Partitions
 from afterdrop.evaluation.likelihoods.categorical import require_numbers
 from afterdrop.evaluation.request import Protocol as EvaluationProtocol
@@ -23,11 +34,10 @@ from afterdrop.evaluation.request import Request
 from afterdrop.evaluation.scores import schema
 from afterdrop.evaluation.scores.schema import Results
 from afterdrop.family.temperature import partitions
-from afterdrop.masks.control import Control
-from afterdrop.masks.model_call import take_rows
+from afterdrop.masks.prefix import NotRecorded
 from afterdrop.masks.rows import Rows, draw_row_mask
 from afterdrop.masks.sites import Sites
-from afterdrop.masks.uniforms import Plan
+from afterdrop.transfer import with_float64
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,104 +64,9 @@ class KernelAccumulator(Accumulator, Protocol):
         """Why sums could not hold the samples, once the results were computed; None if they did."""
 
 
-class Passes(Protocol):
-    """Forward passes of a model under masks."""
-
-    control: Control
-
-    def run(self, inputs: Any, size: int, rows: Rows, examples: range) -> Any:
-        """What the model returns for some examples of nested inputs, under the masks of `rows`."""
-
-    def accumulators(self, targets: Tensor, counts: Tensor) -> Sequence[Accumulator]:
-        """Further accumulators, which look at the passes themselves."""
-
-    def end_batch(self) -> None:
-        """Called when all results of a batch are there."""
-
-    def carried(self) -> Results:
-        """What the next batch needs of those before it."""
-
-    def restore(self, carried: Results) -> None:
-        """Takes up what `carried` gave."""
-
-
-class ModelPasses:
-    """Forward passes of any module, whose examples need nothing of each other.
-
-    Args:
-        model: The module.
-        sites: Its dropout sites.
-        batch_dim: Batch dimension of its inputs.
-        draw: Draws masks.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        sites: Sites,
-        batch_dim: int,
-        draw: Callable[..., Any] = draw_row_mask,
-    ) -> None:
-        self.control, self.batch_dim = sites.control(model), batch_dim
-        self.control.draw = draw
-
-    def run(self, inputs: Any, size: int, rows: Rows, examples: range) -> Any:
-        """What the model returns for some examples, copied for each sample and multiplier."""
-        part = self._copied(inputs, size, rows, examples)
-        return call(lambda *args, **kwargs: self.control.forward(rows, *args, **kwargs), part)
-
-    def run_arguments(self, arguments: Any, size: int, rows: Rows, examples: range) -> Any:
-        """The same for positional and keyword arguments, a pair (args, kwargs)."""
-        args, kwargs = self._copied(arguments, size, rows, examples)
-        return self.control.forward(rows, *args, **kwargs)
-
-    def _copied(self, inputs: Any, size: int, rows: Rows, examples: range) -> Any:
-        copies = len(rows.multipliers) * len(rows.samples)
-        return take_rows(inputs, self.batch_dim, size, examples.start, examples.stop, copies)
-
-    def accumulators(self, targets: Tensor, counts: Tensor) -> Sequence[Accumulator]:
-        """None."""
-        return ()
-
-    def end_batch(self) -> None:
-        """Nothing to do."""
-
-    def carried(self) -> Results:
-        """Nothing."""
-        return {}
-
-    def restore(self, carried: Results) -> None:
-        """Nothing to do."""
-
-
 def supports(request: Request, model: nn.Module, device: torch.device) -> str | None:
     """Why this engine cannot evaluate a request; None if it can."""
     return None if request.stream is None else "windows of a text need the text engine"
-
-
-def run_samples(
-    control: Control,
-    plan: Plan,
-    multipliers: tuple[float, ...],
-    at_once: int,
-    add: Callable[[range], None],
-    end_block: Callable[[], None],
-) -> None:
-    """Runs all samples of some multipliers, chunk by chunk, block by block.
-
-    Args:
-        control: Controls the model's masks.
-        plan: The samples.
-        multipliers: Those that run together; declared rates allow one only.
-        at_once: Samples per chunk.
-        add: Runs a chunk of samples and takes what comes out.
-        end_block: Called after each independent block.
-    """
-    with control.prepared(multipliers):
-        for block in sample_ranges(plan, at_once):
-            for samples in block:
-                add(samples)
-            end_block()
 
 
 class GenericEngine:
@@ -182,6 +97,8 @@ class GenericEngine:
         self.model, self.protocol, self.likelihood = model, protocol, likelihood
         self.sites, self.passes, self.memory, self.operations = sites, passes, memory, operations
         self.kernels = operations.kernels
+        tempers = protocol.grid.temper == "component"
+        self._components = ComponentTemper(model, protocol) if tempers else None
         self._room: Tensor | None = None  # for log-probabilities
 
     def begin(self, batch: Batch, number: int) -> Callable[[], Outcome]:
@@ -191,8 +108,9 @@ class GenericEngine:
     def run(self, batch: Batch, number: int) -> Outcome:
         """All results of one batch, on the CPU, or why kernels could not give them."""
         results = identity(batch, number, self.likelihood, self.protocol)
-        output = call(self.model, batch.fresh_inputs(self.protocol.request.batch_dim))
-        logits = self.likelihood.read_output(output, batch.host, 1)[0]
+        with self._watching():
+            output = self._deterministic(batch)
+        logits = with_float64(self.likelihood.read_output(output, batch.host, 1)[0])
         targets = to_device(results[schema.name_of("data", "targets")], logits.device)
         found = schema.named(
             "deterministic",
@@ -200,6 +118,9 @@ class GenericEngine:
                 logits, targets, self.protocol.nodes, self.operations.partitions
             ),
         )
+        if self._components is not None:
+            tempered = self._components.deterministic(targets, self.likelihood.counts(batch.host))
+            found |= schema.named("tempered_deterministic", tempered)
         del output, logits
         if self.sites is not None:  # launched before anything is waited for
             sampled = self._sampled(batch, number)
@@ -211,6 +132,16 @@ class GenericEngine:
         if self.passes is not None:
             self.passes.end_batch()
         return results
+
+    def _deterministic(self, batch: Batch) -> Any:
+        run = partial(call, self.model, batch.fresh_inputs(self.protocol.request.batch_dim))
+        if self.passes is None:
+            return run()
+        return self.passes.deterministic(run, batch.inputs, batch.size)
+
+    def _watching(self) -> AbstractContextManager[None]:
+        """Keeps what temperatures that act on components need of a pass."""
+        return nullcontext() if self._components is None else self._components.watching()
 
     def clear(self) -> None:
         """Frees the memory of log-probabilities."""
@@ -227,14 +158,24 @@ class GenericEngine:
 
     def _sampled(self, batch: Batch, number: int) -> Results | str:
         """The sampled results, on the CPU, or why sums could not hold them."""
+        assert self.sites is not None and self.passes is not None
+        try:
+            return self._all_chunks(batch, number)
+        except NotRecorded:
+            self.sites = self.sites.without_prefix()
+            self.passes.run_all_modules()
+            return self._all_chunks(batch, number)
+
+    def _all_chunks(self, batch: Batch, number: int) -> Results | str:
         assert self.sites is not None
         each = max(1, batch.targets.numel() // batch.size)
+        counted = min(each, self.protocol.request.targets_per_example or each)
         chunks = plan_chunks(
             self.sites,
             self.protocol.plan,
             batch.size,
             len(self.protocol.grid.stochastic),
-            each * self.likelihood.target_bytes(self.protocol),
+            counted * self.likelihood.target_bytes(self.protocol),
             self.memory,
             4 * each * self.protocol.num_classes,
         )
@@ -275,7 +216,7 @@ class GenericEngine:
         assert self.passes is not None
         part = batch.host[examples.start : examples.stop]
         counts = self.likelihood.counts(part)
-        targets = to_device(part.flatten()[counts], batch.targets.device)
+        targets = with_float64(to_device(part.flatten()[counts], batch.targets.device))
         numbers = torch.arange(batch.first + examples.start, batch.first + examples.stop)
         numbers = to_device(numbers, batch.targets.device)
         if self.operations.sums is not None:
@@ -287,13 +228,16 @@ class GenericEngine:
                 self.protocol, targets, self.operations.partitions
             )
         accumulators += self.passes.accumulators(targets, counts)
+        if self._components is not None:
+            accumulators.append(self._components.sums(targets, counts))
 
         def add(samples: range) -> None:
             assert self.passes is not None
             rows = Rows(self.protocol.plan, multipliers, samples, numbers)
-            output = self.passes.run(batch.inputs, batch.size, rows, examples)
+            with self._watching():
+                output = self.passes.run(batch.inputs, batch.size, rows, examples)
             copies = len(multipliers) * len(samples)
-            logits = self.likelihood.read_output(output, part, copies)
+            logits = with_float64(self.likelihood.read_output(output, part, copies))
             logits = logits.unflatten(0, (len(multipliers), len(samples)))
             predictions = self._predictions(logits, number).transpose(0, 1)
             for accumulator in accumulators:
@@ -328,4 +272,6 @@ def identity(
     each = batch.host.numel() // batch.size
     examples = torch.arange(batch.first, batch.first + batch.size).repeat_interleave(each)
     data = {"targets": batch.host.flatten()[counts], "examples": examples[counts]}
+    if (labels := likelihood.labels(batch.host)) is not None:
+        data["labels"] = labels
     return schema.named("data", data)

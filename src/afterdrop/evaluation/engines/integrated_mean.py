@@ -34,7 +34,8 @@ def integrates(protocol: Protocol, model: nn.Module) -> bool:
     assert isinstance(model, LanguageModel)
     config = model.config
     softmax_drops = config.embedding_rows == "input_and_softmax" and config.embedding_dropout
-    return 0.0 in protocol.grid.alphas and not softmax_drops
+    linear = config.softmax_components == 1  # log-probabilities of a mixture are not
+    return 0.0 in protocol.grid.alphas and linear and not softmax_drops
 
 
 class IntegratedMean:

@@ -53,7 +53,13 @@ SUPPORTED: Table = {
     "temperatures": why_not_temperatures,
     "stream": "any",
     "limit": "any",
+    "adaptive": "any",
     "logits": "any",
+    "targets": "any",  # batches have been read before
+    "targets_per_example": "any",  # the others do not count
+    "likelihood": ("categorical", "binary", "multilabel"),
+    "noise_variance": "any",
+    "dynamic": (None,),  # such an evaluation has no samples to sum
 }
 
 

@@ -1,7 +1,7 @@
 """The stack's outputs of windows under the masks of all samples and multipliers, by the kernels.
 
 All multipliers, windows and samples are rows of one batch; a layer's step is one product and one
-kernel.
+kernel, and each of its Mogrifier rounds two products and one kernel.
 
 Legend: M multipliers, W windows, K samples, time steps, H units, E of the embedding, V token types;
 rows are M × W × K, features M × W × time × K.
@@ -18,6 +18,7 @@ from torch import Tensor
 from afterdrop.evaluation.request import Protocol
 from afterdrop.kernels.family_cell import cell
 from afterdrop.kernels.family_masks import LevelMask, SiteWords, drop_rows, mask_levels
+from afterdrop.kernels.family_rounds import gate_rows
 from afterdrop.kernels.log_constants import LOG2E
 from afterdrop.kernels.lstm_stack import padded
 from afterdrop.kernels.uniform import cuts, draws, words
@@ -63,11 +64,14 @@ class SampledFeatures:
         }
         keys = [site_key(self.plan.seed, name, 0, 0) for name in self._drops]
         self._keys = torch.tensor(keys, dtype=torch.int64).view(-1, 1)
+        self._embedding_mask = self._table_mask("embedding_dropout")
 
     def row_bytes(self, time: int) -> int:
         """Bytes that a row has in the buffers."""
         H, E = self.copies.stack.w_h.shape[-1], self.width
         operands = sum(weight.shape[1] for weight in self.weights) + 4 * H
+        if (rounds := self.copies.stack.rounds) is not None:
+            operands += sum(rounds.down.shape[2:]) + H
         outputs = 2 * H if self.copies.projection is None else 2 * H + E
         size, L = self.copies.softmax.element_size(), len(self.weights)
         levels = 2 * (L + 1) * time * H // len(self.multipliers)
@@ -85,6 +89,20 @@ class SampledFeatures:
         names += ["stack.input_dropout", "output_dropout"]
         names += ["projection_dropout"] if self.copies.projection is not None else []
         return ((name, model.get_submodule(name)) for name in names)
+
+    def _table_mask(self, name: str) -> LevelMask | None:
+        """The mask of the rows of the embedding table, which all windows of a sample share."""
+        rate, V = self.copies.model.get_submodule(name).rate, self.copies.config.vocabulary
+        if rate == 0:
+            return None
+        assert isinstance(rate, float)
+        rates = Multipliers(self.multipliers).rates(name, rate)
+        divided = cuts(torch.tensor(rates, dtype=torch.float32), self.draws.size).to(self.device)
+        key = site_key(self.plan.seed, name, 0, 0)
+        shared = upload(unit_words(key, torch.zeros(1, dtype=torch.int64)), self.device)
+        places, hashes = words(shared, V, 1)  # the mask is [V, 1]
+        levels = torch.zeros(V * self.plan.num_samples, 1, dtype=torch.uint8, device=self.device)
+        return mask_levels((places.flatten(), hashes, divided), self.draws, 1, levels), divided
 
     def _examples(self, first: int, windows: int) -> dict[str, Tensor]:
         """The words of windows at every site that drops something.
@@ -164,8 +182,10 @@ class SampledFeatures:
             c[at].view(M, W, K, H)[..., :hidden] = cell_before[None, :, None]
         form = copies.config.input_gate == "capped", copies.config.stacking == "skip"
         for t in range(time):
-            drop_rows(copies.embedding, a[0], entering[t], K, M, E, tokens[:, t].contiguous())
+            read = tokens[:, t].contiguous()
+            drop_rows(copies.embedding, a[0], entering[t], K, M, E, read, self._embedding_mask)
             for at in range(L):
+                self._mogrify(at, a[at])
                 torch.mm(a[at], self.weights[at].t(), out=gates)
                 ends = at == 0, at == L - 1
                 cell(
@@ -187,6 +207,25 @@ class SampledFeatures:
         size = self.size
         features[:, size : size + BIASES] = 1.0  # again: what comes before writes zeros
         return features, plain
+
+    def _mogrify(self, layer: int, a: Tensor) -> None:
+        """Gates the input and the state of a layer's step, which are columns of `a`, in place.
+
+        Both are written again before the next step.
+        """
+        rounds = self.copies.stack.rounds
+        if rounds is None:
+            return
+        H = self.copies.stack.w_h.shape[-1]
+        read, gated = a[:, -H:], a[:, :-H]
+        z = self._buffer("z", len(a), rounds.down.shape[2], self.dtype)
+        for down, up, bias in zip(rounds.down, rounds.up, rounds.bias):
+            width = gated.shape[1]
+            p = self._buffer(f"p{width}", len(a), width, self.dtype)
+            torch.mm(read, down[layer, :, : read.shape[1]].t(), out=z)
+            torch.mm(z, up[layer, :width].t(), out=p)
+            gate_rows(gated, p, bias[layer, :width])
+            read, gated = gated, read  # the next round gates what this one has read
 
     def _projected(
         self, features: Tensor, examples: dict[str, Tensor], windows: int, time: int

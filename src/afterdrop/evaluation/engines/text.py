@@ -16,15 +16,16 @@ Legend: M multipliers, S samples of a chunk, N targets, V token types.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from afterdrop.errors import DataError
-from afterdrop.evaluation.engines.generic import ModelPasses, Operations
+from afterdrop.evaluation.engines.generic import Operations
 from afterdrop.evaluation.engines.integrated_mean import IntegratedMean, integrates
+from afterdrop.evaluation.engines.model_passes import ModelPasses
 from afterdrop.evaluation.likelihoods import Accumulator
 from afterdrop.evaluation.request import Protocol, Request, StreamSettings
 from afterdrop.evaluation.scores.schema import Results
@@ -32,6 +33,9 @@ from afterdrop.masks.model_call import take_rows
 from afterdrop.masks.rows import Rows
 from afterdrop.masks.sites import Sites
 from afterdrop.models import LanguageModel
+
+_LARGEST = 1e6  # no state of an LSTM comes near it: h is at most 1 before dropout rescales it
+_NO_STATES = "remove the folder of finished parts and evaluate again"
 
 
 def supports(request: Request, model: nn.Module, device: torch.device) -> str | None:
@@ -60,6 +64,13 @@ class TextPasses:
         self.model, self.protocol, self.operations = model, protocol, operations
         self.windows = WindowPasses(model, sites, protocol.request.stream, operations)
         self.control = self.windows.control
+
+    def deterministic(self, run: Callable[[], Any], inputs: Any, size: int) -> Any:
+        """What `run` returns."""
+        return run()
+
+    def run_all_modules(self) -> None:
+        """Passes over windows always do."""
 
     def run(self, inputs: Any, size: int, rows: Rows, examples: range) -> Any:
         """Logits of some windows; notes the features before output dropout."""
@@ -114,7 +125,7 @@ class WindowPasses:
         if stream.lifetime == "stream":
             sites = with_streams(model, sites)
         self.model, self.stream = model, stream
-        self._passes = ModelPasses(model, sites, 0, operations.draw)
+        self._passes = ModelPasses(model, sites.without_prefix(), 0, operations.draw)
         self.control = self._passes.control
         self._states: dict[str, Any] = {}  # after the last finished window
         self._after: dict[str, Any] = {}  # of the window that is running
@@ -132,7 +143,10 @@ class WindowPasses:
                 "evaluate again with less memory= or fewer stripes"
             )
         tokens, start = take_rows(inputs, 0, size, examples.start, examples.stop, copies)
-        output = self.control.forward(rows, tokens, self._states.get(key, start))
+        state = self._states.get(key, start)
+        if len(state[0][0]) != len(tokens):
+            raise DataError(f"the states carried have {len(state[0][0])} rows; {_NO_STATES}")
+        output = self.control.forward(rows, tokens, state)
         self._after[key] = output[1]
         return output
 
@@ -150,14 +164,22 @@ class WindowPasses:
         }
 
     def restore(self, carried: Results) -> None:
-        """Takes up the samples' states."""
-        device = self.model.softmax_bias.device
-        parts = {tuple(name.rsplit("/", 2)): t.to(device) for name, t in carried.items()}
-        for key in {name[0] for name in parts}:
-            layers = sorted({int(name[1]) for name in parts if name[0] == key})
-            self._states[key] = tuple(
-                (parts[key, str(layer), "0"], parts[key, str(layer), "1"]) for layer in layers
-            )
+        """Takes up the samples' states.
+
+        Raises:
+            DataError: If they are not states of this model.
+        """
+        place, sizes = self.model.softmax_bias, self.model.config.hidden_sizes
+        names = [f"{layer}/{part}" for layer in range(len(sizes)) for part in (0, 1)]
+        for key in dict.fromkeys(name.rsplit("/", 2)[0] for name in carried):
+            parts = [carried.get(f"{key}/{name}", torch.empty(0)) for name in names]
+            rows = len(parts[0])
+            for part, size in zip(parts, (size for size in sizes for _ in (0, 1))):
+                bounded = part.is_floating_point() and bool((part.abs() <= _LARGEST).all())
+                if part.shape != (rows, size) or not bounded:
+                    raise DataError(f"the states carried are not of this model; {_NO_STATES}")
+            pairs = zip(parts[::2], parts[1::2])
+            self._states[key] = tuple((h.to(place), c.to(place)) for h, c in pairs)
 
 
 def with_streams(model: nn.Module, sites: Sites) -> Sites:

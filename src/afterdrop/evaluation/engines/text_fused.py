@@ -116,7 +116,13 @@ SUPPORTED: Table = {
         "lifetime": "any",
     },
     "limit": "any",
+    "adaptive": "any",
     "logits": (None,),
+    "targets": (None,),
+    "targets_per_example": (None,),
+    "likelihood": ("categorical",),
+    "noise_variance": "any",
+    "dynamic": (None,),  # the kernels' copies of the weights do not change
 }
 
 

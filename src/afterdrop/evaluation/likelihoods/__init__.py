@@ -14,7 +14,9 @@ from torch import Tensor
 
 from afterdrop.evaluation.request import Protocol as EvaluationProtocol
 from afterdrop.evaluation.scores.schema import Group, Results
+from afterdrop.family.member import Member
 from afterdrop.family.temperature import Nodes
+from afterdrop.masks.model_call import LogitsPlace
 
 Partitions = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -39,7 +41,19 @@ class Accumulator(Protocol):
 
 
 class Likelihood(Protocol):
-    """What depends on the kind of target."""
+    """What depends on the kind of target.
+
+    Attributes:
+        logits: Where the output holds what the likelihood reads; None for its only tensor.
+    """
+
+    @property
+    def logits(self) -> LogitsPlace | None:
+        """Where the output holds what the likelihood reads."""
+
+    @property
+    def ignored(self) -> float:
+        """What stands for a target that does not count."""
 
     def read_targets(self, targets: Any, number: int) -> Tensor:
         """Targets as given, checked, on the CPU, with the batch dimension first."""
@@ -49,6 +63,15 @@ class Likelihood(Protocol):
 
     def read_output(self, output: Any, targets: Tensor, copies: int) -> Tensor:
         """What a model returned for `copies` of the targets (on the CPU): [copies, N, V]."""
+
+    def labels(self, targets: Tensor) -> Tensor | None:
+        """[N] the number of each counted target's label, if examples have several."""
+
+    def read_logits(self, output: Any) -> tuple[Tensor, int]:
+        """An output [..., V] without targets, and its batch dimension, for a predictor."""
+
+    def prediction(self, found: Tensor, member: Member) -> Any:
+        """What a predictor returns, from the mean of a member's samples [..., V]."""
 
     def check_axes(self, output: Any, targets: Tensor) -> None:
         """Refuses an output that can be read in several ways."""

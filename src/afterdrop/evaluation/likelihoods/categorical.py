@@ -16,14 +16,20 @@ from afterdrop.errors import DataError
 from afterdrop.evaluation.likelihoods import Accumulator, Partitions
 from afterdrop.evaluation.likelihoods.categorical_sums import MeanTemper, distribution
 from afterdrop.evaluation.likelihoods.tempered_sums import SampleTemper
-from afterdrop.evaluation.request import LOGITS_FUNCTION, SAMPLE_NODES, Protocol, Request
+from afterdrop.evaluation.request import SAMPLE_NODES, Protocol
 from afterdrop.evaluation.scores.schema import Results
+from afterdrop.family.member import Member
 from afterdrop.family.temperature import NODES, Nodes, bracket
 from afterdrop.masks.model_call import LogitsPlace, output_tensor
 
 _ONE_LOGIT = (
-    "give at least 2 classes: for one logit z per example, as of a sigmoid, return the two logits "
-    "(0, z)"
+    "give at least 2 classes, or say what a single output is: likelihood='binary' for one logit "
+    "per example, likelihood='squared_error' for a mean"
+)
+_OTHER_TARGETS = (
+    "give class numbers (int64) with a batch dimension, or say what the targets are: "
+    "likelihood='binary' or 'multilabel' for targets of 0 and 1, 'gaussian' or 'squared_error' for "
+    "numbers"
 )
 _AT_ONCE = {"cpu": 2**21, "cuda": 2**26}  # deterministic log-probabilities at a time
 
@@ -44,27 +50,10 @@ class Categorical:
     ignore_index: int = -100
     logits: LogitsPlace | None = None
 
-    @classmethod
-    def of(cls, request: Request, logits: LogitsPlace | None = None) -> Categorical:
-        """The likelihood that a request asks for.
-
-        Args:
-            request: The request.
-            logits: The function that finds the logits, where the request names one.
-
-        Raises:
-            DataError: If that function is missing.
-        """
-        place = request.logits if logits is None else logits
-        if place == LOGITS_FUNCTION:
-            raise DataError(
-                "the logits were found by a function of the model's output, which cannot be "
-                "stored; give it again: logits=function"
-            )
-        class_dim = request.class_dim
-        if class_dim is None and request.stream is not None:
-            class_dim = -1  # of a LanguageModel
-        return cls(request.batch_dim, class_dim, request.ignore_index, place)
+    @property
+    def ignored(self) -> float:
+        """What stands for a target that does not count."""
+        return self.ignore_index
 
     def read_targets(self, targets: Any, number: int) -> Tensor:
         """Class numbers, on the CPU, with the batch dimension first."""
@@ -74,13 +63,13 @@ class Categorical:
             except (RuntimeError, TypeError, ValueError):
                 of = f" of {type(targets[0]).__name__}" if isinstance(targets, list) else ""
                 raise DataError(
-                    f"the targets of batch {number} are {type(targets).__name__}{of}; give class "
-                    "numbers (int64) with a batch dimension"
+                    f"the targets of batch {number} are {type(targets).__name__}{of}; "
+                    + _OTHER_TARGETS
                 ) from None
         if targets.is_floating_point() or targets.dtype == torch.bool or targets.dim() == 0:
             raise DataError(
                 f"the targets of batch {number} are {targets.dtype} of shape "
-                f"{tuple(targets.shape)}; give class numbers (int64) with a batch dimension"
+                f"{tuple(targets.shape)}; {_OTHER_TARGETS}"
             )
         if targets.dim() > self.batch_dim:
             targets = targets.movedim(self.batch_dim, 0)
@@ -106,7 +95,7 @@ class Categorical:
                 * (copies > 1)
                 + "; logits must have the targets' shape and a dimension of classes, "
                 f"class_dim={self._class_dim} (batch_dim={self.batch_dim})"
-                + self._other_reading(given, targets)
+                + self._other_reading(given, targets, copies)
             )
         logits = logits.reshape(copies, targets.numel(), logits.shape[-1])
         counts = self.counts(targets)
@@ -145,6 +134,14 @@ class Categorical:
             raise DataError(f"logits of shape {shape} have one class; {_ONE_LOGIT}")
         return moved, dim
 
+    def prediction(self, found: Tensor, member: Member) -> Tensor:
+        """Log-probabilities [..., V] in the shape of the logits."""
+        return found.movedim(-1, self._class_dim)
+
+    def labels(self, targets: Tensor) -> Tensor | None:
+        """[N] the number of each counted target's label, if examples have several."""
+        return None
+
     @property
     def _class_dim(self) -> int:
         return -1 if self.class_dim is None else self.class_dim
@@ -168,9 +165,12 @@ class Categorical:
                 found.append(class_dim)
         return found
 
-    def _other_reading(self, logits: Tensor, targets: Tensor) -> str:
+    def _other_reading(self, logits: Tensor, targets: Tensor, copies: int) -> str:
         dims = self._readings(logits, targets)
-        return f"; they would match with class_dim={dims[0]}" if dims else ""
+        if dims:
+            return f"; they would match with class_dim={dims[0]}"
+        same = logits.numel() == copies * targets.numel()
+        return "; one logit per target needs likelihood='binary' or 'multilabel'" if same else ""
 
     def check_targets(self, targets: Tensor, classes: int, number: int) -> None:
         """Refuses targets outside 0 to classes − 1."""
@@ -235,12 +235,12 @@ class Categorical:
         self, protocol: Protocol, targets: Tensor, partitions: Partitions
     ) -> list[Accumulator]:
         """Sums for temperatures that act on the mean, and where asked for on each sample."""
-        grid, blocks = protocol.grid, protocol.plan.blocks
+        grid, blocks, samples = protocol.grid, protocol.plan.blocks, protocol.plan.num_samples
         sums: list[Accumulator] = [
-            MeanTemper(grid.alphas, targets, protocol.nodes, blocks, partitions)
+            MeanTemper(grid.alphas, targets, protocol.nodes, blocks, partitions, samples)
         ]
         if grid.temper == "sample" and max(grid.alphas) > 0:
-            sums.append(SampleTemper(grid.alphas, targets, protocol.sample_nodes, blocks))
+            sums.append(SampleTemper(grid.tempered_alphas, targets, protocol.sample_nodes, blocks))
         return sums
 
     def target_bytes(self, protocol: Protocol) -> int:
@@ -249,7 +249,7 @@ class Categorical:
         levels = plan.blocks.bit_length()
         # The last term: copies that turn sums into distributions at the end of a chunk.
         powers = (alphas + 3) * levels + 3 + 12
-        if protocol.grid.temper == "sample":
+        if protocol.grid.temper != "mean":
             powers += 2 * (alphas + 1) * SAMPLE_NODES
         kept = alphas * (NODES + 32)
         return 4 * (powers * protocol.num_classes + 2 * plan.num_samples + kept)

@@ -19,6 +19,8 @@ from afterdrop.family.power_mean import LOWEST, PowerSums, log_power_mean
 from afterdrop.family.temperature import COARSE, Nodes
 from afterdrop.transfer import constant
 
+_MOMENTS_AT_ONCE = 2**19  # log-probabilities of targets at a time: 4 MiB, copied a few times
+
 
 def at_targets(lp: Tensor, targets: Tensor) -> Tensor:
     """The entries of the targets along the last dimension."""
@@ -96,6 +98,8 @@ class MeanTemper:
         nodes: Nodes of temperature.
         blocks: Independent blocks of samples; the last two merges are the halves.
         partitions: The sum over classes at temperatures, plain or by a kernel.
+        samples: K, if it is known: then the targets' own log-probabilities get their room at once.
+            One tensor per chunk of samples would leave holes in the heap, several times as large.
     """
 
     group: Group = "sampled"
@@ -107,6 +111,7 @@ class MeanTemper:
         nodes: Nodes,
         blocks: int,
         partitions: Partitions,
+        samples: int = 0,
     ) -> None:
         self.alphas, self.targets, self.nodes, self.blocks = alphas, targets, nodes, blocks
         self._partitions = partitions
@@ -116,13 +121,21 @@ class MeanTemper:
         self._stack: list[tuple[int, PowerSums]] = []
         self._halves: list[dict[float, Tensor]] = []
         self._curve: dict[int, list[Tensor]] = {}
-        self._at_target: list[Tensor] = []
+        self._samples, self._count = samples, 0
+        self._at_target = torch.empty(0)  # [K, M, N], of which the first `_count` are there
         self._coarse = torch.cat([nodes.inverse(COARSE), torch.ones(1, dtype=torch.float64)])
 
     def add(self, lp: Tensor) -> None:
         """Adds log-probabilities [S, M, N, V]."""
         self._block.add(lp)
-        self._at_target.append(at_targets(lp, self.targets))
+        count = self._count + len(lp)
+        if count > len(self._at_target):
+            room = lp.new_empty(max(count, self._samples), *lp.shape[1:-1])
+            if self._count:
+                room[: self._count] = self._at_target[: self._count]
+            self._at_target = room
+        self._at_target[self._count : count] = at_targets(lp, self.targets)
+        self._count = count
 
     def end_block(self) -> None:
         """Closes an independent block and merges equal ones, as in binary counting."""
@@ -168,11 +181,19 @@ class MeanTemper:
         return out
 
     def _moments(self, sums: PowerSums) -> Results:
-        lp_K = torch.cat(self._at_target).double()
         first, second = sums.log_mean(1.0), sums.log_mean(2.0)
         ratio = (2 * second - first).masked_fill(first.isneginf(), float("-inf"))
         assert sums.entropy is not None
-        return target_moments(lp_K, self.alphas) | {
+        return self._target_moments() | {
             "spread": (exp_times(ratio, 1.0).sum(-1) - 1).clamp_min_(0.0).double(),
-            "mean_entropy": sums.entropy.double() / len(lp_K),
+            "mean_entropy": sums.entropy.double() / sums.count,
         }
+
+    def _target_moments(self) -> Results:
+        """Moments of the targets' own log-probabilities, in slices: they need float64 copies."""
+        lp_K = self._at_target[: self._count]
+        step = max(1, _MOMENTS_AT_ONCE // (self._count * lp_K.shape[1]))
+        parts = [target_moments(lp.double(), self.alphas) for lp in lp_K.split(step, -1)]
+        if len(parts) == 1:
+            return parts[0]
+        return {name: torch.cat([part[name] for part in parts], -1) for name in parts[0]}

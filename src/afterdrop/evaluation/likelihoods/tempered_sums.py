@@ -1,8 +1,12 @@
 """From log-probabilities of mask samples to results of members that temper each sample.
 
+Members that temper each component of a mixture are the same but for how a sample is tempered.
+
 Legend: M multipliers, A alphas above 0, J nodes of temperature, S samples of a chunk, N targets,
 V classes.
 """
+
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -16,22 +20,28 @@ from afterdrop.family.temperature import Nodes
 class SampleTemper:
     """Accumulates samples for members whose temperature acts on each sample before averaging.
 
-    Costs an accumulator per alpha and node of temperature: a grid fixed before the passes. Alpha 0
-    is left out, where both tempers are one model.
+    Costs an accumulator per alpha and node of temperature: a grid fixed before the passes.
 
     Args:
-        alphas: The alphas of the grid.
+        alphas: Alphas (`Grid.tempered_alphas`).
         targets: [N].
         nodes: Nodes of temperature.
         blocks: Independent blocks of samples; the first half of them is one half.
+        temper: Log-probabilities of samples at an inverse temperature, from those at 1; by default
+            the temperature acts on each sample.
     """
 
     group: Group = "tempered"
 
     def __init__(
-        self, alphas: tuple[float, ...], targets: Tensor, nodes: Nodes, blocks: int
+        self,
+        alphas: tuple[float, ...],
+        targets: Tensor,
+        nodes: Nodes,
+        blocks: int,
+        temper: Callable[[Tensor, float], Tensor] | None = None,
     ) -> None:
-        self.alphas = tuple(a for a in alphas if a > 0)
+        self.alphas, self._temper = alphas, temper or _temper_samples
         self.targets, self.inverse = targets, nodes.inverse()
         self._half_size = max(1, blocks // 2)
         self._closed = 0
@@ -44,7 +54,7 @@ class SampleTemper:
     def add(self, lp: Tensor) -> None:
         """Adds log-probabilities [S, M, N, V]."""
         for j, b in enumerate(self.inverse.tolist()):
-            tempered = (lp * b).log_softmax(-1)
+            tempered = self._temper(lp, b)
             self._sums[j].add(tempered)
             self._bounds[j] = self._bounds[j] + at_targets(tempered, self.targets).double().sum(0)
         self._count += lp.shape[0]
@@ -99,3 +109,7 @@ class SampleTemper:
         if len(self._halves) == 2:
             out["half"] = torch.stack([h - xe for h in self._halves], -3).float()
         return out
+
+
+def _temper_samples(lp: Tensor, inverse: float) -> Tensor:
+    return (lp * inverse).log_softmax(-1)

@@ -49,7 +49,7 @@ def _or_infinite(values: Tensor) -> Tensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Over:
+class Over:
     """Means over the targets that are possible at all, for rows of weights over examples.
 
     Attributes:
@@ -164,7 +164,7 @@ class MeanCurve:
 
         At `k` samples. Impossible targets do not count for the temperature, but make XE infinite.
         """
-        over = _Over((self.target - self.peak).isfinite(), clusters, weights)
+        over = Over((self.target - self.peak).isfinite(), clusters, weights)
         values, nodes = self._mean_partition(over)
         targets = over.mean(self.target - self.peak)
         if self.half is None or k == self.num_samples:
@@ -178,7 +178,7 @@ class MeanCurve:
         found = (nodes.weights(b) * values).sum(-1) - b * targets
         return temperature, found.masked_fill(over.impossible, math.inf), edge
 
-    def _mean_partition(self, over: _Over) -> tuple[Tensor, Nodes]:
+    def _mean_partition(self, over: Over) -> tuple[Tensor, Nodes]:
         """Means [R, J] of G over targets at nodes between which they can be interpolated.
 
         Where the nodes are too far apart even for means, these are finer ones.
@@ -244,7 +244,7 @@ class SampleCurve:
 
     def fit(self, clusters: Tensor, weights: Tensor, k: float) -> tuple[Tensor, Tensor, Tensor]:
         """As for `MeanCurve`."""
-        over = _Over(self.at_nodes.isfinite().all(0), clusters, weights)
+        over = Over(self.at_nodes.isfinite().all(0), clusters, weights)
         means = over.mean(self.at_nodes)
         if self.half is not None and k != self.num_samples:
             means = means + over.cost(self.half, self.num_samples / k)

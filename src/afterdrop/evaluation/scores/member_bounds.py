@@ -10,6 +10,7 @@ from torch import Tensor
 
 from afterdrop.errors import ScoresError
 from afterdrop.evaluation.scores.curves import within
+from afterdrop.evaluation.scores.density_curve import interpolated
 from afterdrop.family.bounds import Bounds, jensen_bounds, variance_of_probability
 from afterdrop.family.member import Member
 
@@ -24,7 +25,11 @@ def member_bounds(scores: Scores, member: Member) -> Bounds:
         objective, p = -values.mean().item(), (-values).exp().mean().item()
         return Bounds(objective, objective, 0.0, 0.0, 0.0, p, 0.0, 0.0, 0.0, 0.0)
     row, column = scores.index(member)
+    if not scores.has("sampled", "bound"):
+        return _at_nodes(scores, member, row, column)
     if member.temperature != 1:
+        if not scores.protocol.has_classes and scores.has("sampled", "bound_at"):
+            return _at_nodes(scores, member, row, column)
         return _tempered(scores, member, row)
     get = partial(scores.field, "sampled")
     target, bound = get("target")[row, column], get("bound")[row]
@@ -62,9 +67,24 @@ def _minus(first: Tensor, second: Tensor, if_both_infinite: float) -> Tensor:
     return difference.masked_fill(difference.isnan(), if_both_infinite)
 
 
+def _at_nodes(scores: Scores, member: Member, row: int, column: int) -> Bounds:
+    """Of numbers: D_T = mean_k log p_k(y) of samples that are tempered, or have a noise variance.
+
+    Variance and approximations are not kept there: NaN.
+    """
+    objective = -scores.values(member).whole
+    nodes = scores.density_nodes
+    bound = interpolated(scores.field("sampled", "bound_at")[row], member.temperature, nodes)
+    log_z = scores.field("sampled", "log_z_at")[row, column]
+    log_z = interpolated(log_z, member.temperature, nodes)
+    gaps = (objective + log_z - bound).mean().item(), 0.0 - log_z.mean().item()
+    return Bounds(objective.mean().item(), bound.mean().item(), *gaps, *([math.nan] * 6))
+
+
 def _tempered(scores: Scores, member: Member, row: int) -> Bounds:
     """At T ≠ 1: D_T = mean_k log softmax(l_k/T)(y), where the samples themselves were tempered.
 
+    Where their components were, it is the mean log-probability of samples with these components.
     Variance and approximations were not kept for tempered samples: NaN.
     """
     if member.temper == "mean" and member.alpha > 0:
@@ -72,10 +92,11 @@ def _tempered(scores: Scores, member: Member, row: int) -> Bounds:
             f"{member!r} has no decomposition into a bound and gaps: its temperature acts on "
             "the mean; ask at temperature 1 or with temper='sample'"
         )
-    if not scores.has("tempered"):
+    needed = "component" if member.temper == "component" else "sample"
+    if not scores.has("tempered") or scores.protocol.grid.temper != needed:
         raise ScoresError(
-            "the bound at a temperature other than 1 needs tempered samples; evaluate with "
-            "grid=Grid(..., temper='sample')"
+            f"the bound at a temperature other than 1 needs tempered {needed}s; evaluate with "
+            f"grid=Grid(..., temper={needed!r})"
         )
     nodes = scores.protocol.sample_nodes
     weights = nodes.weights(within(member.temperature, nodes))

@@ -27,24 +27,43 @@ Band = tuple[float, float]
 
 def correct(scores: Scores, member: Member) -> Tensor:
     """[N] whether each target is the most probable class."""
-    return scores.curve_of(member).predicted(member.temperature) == scores.targets
+    return scores.class_curve(member).predicted(member.temperature) == scores.targets
 
 
 def confidence(scores: Scores, member: Member) -> Tensor:
     """[N] probability of the most probable class."""
-    return scores.curve_of(member).log_confidence(member.temperature).exp()
+    return scores.class_curve(member).log_confidence(member.temperature).exp()
 
 
 def accuracy(scores: Scores, member: Member) -> Estimate:
     """Share of targets that are the most probable class."""
-    return _estimate(scores, member, correct(scores, member).double())
+    return estimate_of(scores, member, correct(scores, member).double())
 
 
 def brier(scores: Scores, member: Member) -> Estimate:
-    """Brier score: mean of Σ_c (p(c) − [c = y])²."""
+    """Mean of `brier_losses`."""
+    return estimate_of(scores, member, brier_losses(scores, member))
+
+
+def brier_losses(scores: Scores, member: Member) -> Tensor:
+    """[N] Σ_c (p(c) − [c = y])² of each target; of labels (p(1) − y)², half of that."""
     p = (-scores.values(member).whole).exp()
-    square = scores.curve_of(member).log_square(member.temperature).exp()
-    return _estimate(scores, member, 1 - 2 * p + square)
+    square = scores.class_curve(member).log_square(member.temperature).exp()
+    share = 1.0 if scores.request.likelihood == "categorical" else 0.5
+    return share * (1 - 2 * p + square)
+
+
+def xe_per_example(scores: Scores, member: Member) -> Estimate:
+    """Mean over examples of the sum of an example's cross entropies."""
+    xe, each = scores.xe(member), scores.num_targets / scores.num_examples
+    return Estimate(
+        each * xe.value,
+        each * xe.corrected,
+        each * xe.mc_error,
+        each * xe.data_error,
+        xe.num_samples,
+        each * xe.bias_error,
+    )
 
 
 def ece(scores: Scores, member: Member, num_bins: int, binning: Binning) -> Estimate:
@@ -54,7 +73,7 @@ def ece(scores: Scores, member: Member, num_bins: int, binning: Binning) -> Esti
     gaps are not larger than their noise.
     """
     own = confidence(scores, member), correct(scores, member)
-    found = _estimate(scores, member, calibration_residuals(*own, num_bins, binning))
+    found = estimate_of(scores, member, calibration_residuals(*own, num_bins, binning))
     value = calibration_error(*own, num_bins, binning)
     corrected = value if member.deterministic else math.nan
     return Estimate(value, corrected, found.mc_error, found.data_error, found.num_samples)
@@ -62,7 +81,13 @@ def ece(scores: Scores, member: Member, num_bins: int, binning: Binning) -> Esti
 
 def entropy(scores: Scores, member: Member) -> Estimate:
     """Entropy of the predictive distribution (nats)."""
-    return _estimate(scores, member, scores.curve_of(member).entropy(member.temperature))
+    return estimate_of(scores, member, _entropy(scores, member))
+
+
+def _entropy(scores: Scores, member: Member) -> Tensor:
+    if scores.protocol.has_classes:
+        return scores.class_curve(member).entropy(member.temperature)
+    return scores.summary(member, "entropy_at")
 
 
 def mutual_information(scores: Scores, member: Member) -> Estimate:
@@ -73,8 +98,8 @@ def mutual_information(scores: Scores, member: Member) -> Estimate:
             "other members are not mixtures of their samples"
         )
     row, _ = scores.index(member)
-    mean = scores.curve_of(member).entropy(1.0)
-    return _estimate(scores, member, mean - scores.field("sampled", "mean_entropy")[row])
+    mean = _entropy(scores, member)
+    return estimate_of(scores, member, mean - scores.field("sampled", "mean_entropy")[row])
 
 
 def perplexity(scores: Scores, member: Member) -> Estimate:
@@ -92,13 +117,17 @@ def by_frequency(
     bands: Sequence[Band],
     against: Member | None,
 ) -> list[tuple[Band, int, Estimate | None]]:
-    """XE by how often the target's class occurred in training."""
-    if counts.shape != (scores.protocol.num_classes,):
+    """XE by how often the target's class, or its label, occurred in training."""
+    if not scores.protocol.has_classes:
+        raise ScoresError("numbers have no classes whose frequency could be counted")
+    kinds, size = scores.kinds, scores.num_kinds
+    what = "labels" if scores.has("data", "labels") else "classes"
+    if counts.shape != (size,):
         raise ScoresError(
-            f"counts of shape {tuple(counts.shape)} must have one entry for each of the "
-            f"{scores.protocol.num_classes} classes"
+            f"counts of shape {tuple(counts.shape)} must have one entry for each of the {size} "
+            f"{what}"
         )
-    values, at = scores.values(member), counts[scores.targets]
+    values, at = scores.values(member), counts[kinds]
     values = values if against is None else values.minus(scores.values(against))
     rows: list[tuple[Band, int, Estimate | None]] = []
     for low, high in bands:
@@ -110,7 +139,8 @@ def by_frequency(
     return rows
 
 
-def _estimate(scores: Scores, member: Member, values: Tensor) -> Estimate:
+def estimate_of(scores: Scores, member: Member, values: Tensor) -> Estimate:
+    """The mean of per-target values [N] of a member, without a mask error."""
     samples = 0 if member.deterministic else scores.num_samples
     return estimate(
         Values(values.to(torch.float64), None, samples),

@@ -4,18 +4,20 @@ Whatever joins, divides, checks, stores or makes room for results derives from t
 file knows how a tensor is named or on which axis the multipliers are.
 
 Letters: M multipliers above 0, A alphas, N targets. Other dimensions:
-    positive   alphas above 0
+    positive   alphas whose members have tempered samples: above 0, or all with components
     nodes      temperatures at which log-partitions are kept (`Protocol.nodes`)
     coarse     every fourth of them, then temperature 1: for differences of halves
-    tempered   temperatures of tempered samples (`Protocol.sample_nodes`)
-    halves     the two independent halves of the samples
+    tempered   temperatures of tempered samples or components (`Protocol.sample_nodes`)
+    halves     the two independent halves of the samples, or the groups of given ones
+    at         temperatures at which results of numbers are kept (`Protocol.density_temperatures`)
+    summaries  every second of them, and temperature 1: for summaries of distributions of numbers
     sizes      numbers of merged blocks: 1, 2, 4, ...
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Literal
 
 import torch
@@ -26,7 +28,16 @@ from afterdrop.evaluation.request import Protocol
 from afterdrop.family.temperature import COARSE
 
 Results = dict[str, Tensor]
-Group = Literal["data", "deterministic", "sampled", "integrated", "tempered"]
+Group = Literal[
+    "data",
+    "deterministic",
+    "sampled",
+    "integrated",
+    "tempered",
+    "tempered_deterministic",
+    "quantile",
+]
+SUMMARIES = 2  # distributions of numbers are summarised at every second node
 
 
 def _sampled(protocol: Protocol) -> bool:
@@ -38,7 +49,15 @@ def _halved(protocol: Protocol) -> bool:
 
 
 def _tempered(protocol: Protocol) -> bool:
-    return _sampled(protocol) and protocol.grid.temper == "sample" and protocol.grid.alphas[-1] > 0
+    return _sampled(protocol) and bool(protocol.grid.tempered_alphas)
+
+
+def _components(protocol: Protocol) -> bool:
+    return protocol.grid.temper == "component"
+
+
+def _labelled(protocol: Protocol) -> bool:
+    return protocol.request.likelihood == "multilabel"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,12 +111,14 @@ def _integrated(protocol: Protocol) -> bool:
     )
 
 
+_EXAMPLES = 2**53  # more than there are, and exact in float64
 _HALF = ("halves", "coarse", "N")
 _NODES = ("M", "positive", "tempered", "N")
 
 CATEGORICAL: tuple[TensorSpec, ...] = (
     TensorSpec("data", "targets", ("N",), torch.int64, lambda _: True),
     TensorSpec("data", "examples", ("N",), torch.int64, lambda _: True),
+    TensorSpec("data", "labels", ("N",), torch.int64, _labelled),
     *_distribution("deterministic", (), present=lambda _: True),
     *_distribution("sampled", ("M", "A"), present=_sampled),
     TensorSpec("sampled", "half", ("M", "A", *_HALF), torch.float32, _halved),
@@ -111,7 +132,7 @@ CATEGORICAL: tuple[TensorSpec, ...] = (
         "curve",
         ("sizes", "M", "A", "N"),
         torch.float64,
-        lambda p: _sampled(p) and p.plan.blocks > 2,
+        lambda p: _sampled(p) and p.plan.blocks > 2 and p.plan.scheme != "given",
     ),
     *_distribution("integrated", ("M",), present=_integrated, optional=True),
     TensorSpec(
@@ -135,8 +156,81 @@ CATEGORICAL: tuple[TensorSpec, ...] = (
         torch.float32,
         lambda p: _tempered(p) and _halved(p),
     ),
+    *(
+        TensorSpec("tempered_deterministic", field, ("tempered", "N"), dtype, _components)
+        for field, dtype in (
+            *((name, torch.float64) for name in ("xe", "peak", "square", "entropy")),
+            ("class", torch.int32),
+        )
+    ),
 )
-_BY_NAME = {spec.name: spec for spec in CATEGORICAL}
+
+
+def _density(
+    group: Group, front: tuple[str, ...], present: Callable[[Protocol], bool]
+) -> Iterator[TensorSpec]:
+    """What is kept of distributions of numbers, at nodes of temperature."""
+    yield TensorSpec(group, "nll_at", (*front, "at", "N"), torch.float64, present)
+    yield TensorSpec(group, "mean_at", (*front, "summaries", "N"), torch.float64, present)
+    for field in ("variance_at", "entropy_at", "crps_at", "cdf_at", "width50_at", "width90_at"):
+        yield TensorSpec(group, field, (*front, "summaries", "N"), torch.float32, present)
+
+
+def _noisy(protocol: Protocol) -> bool:
+    return protocol.request.likelihood == "squared_error"
+
+
+def _moments(protocol: Protocol) -> bool:
+    return _sampled(protocol) and not _noisy(protocol)
+
+
+def _decomposed(protocol: Protocol) -> bool:
+    return _sampled(protocol) and protocol.grid.temper == "sample"
+
+
+def _quantiles(protocol: Protocol) -> bool:
+    return _sampled(protocol) and protocol.request.likelihood == "gaussian"
+
+
+DENSITY: tuple[TensorSpec, ...] = (
+    TensorSpec("data", "targets", ("N",), torch.float64, lambda _: True),
+    TensorSpec("data", "examples", ("N",), torch.int64, lambda _: True),
+    TensorSpec("deterministic", "target", ("N",), torch.float64, lambda _: True),
+    *_density("deterministic", (), lambda _: True),
+    *_density("sampled", ("M", "A"), _sampled),
+    *_density("quantile", ("M",), _quantiles),
+    TensorSpec("sampled", "nll_half", ("M", "A", "halves", "at", "N"), torch.float32, _halved),
+    TensorSpec("sampled", "quadrature", ("M", "A", "N"), torch.float32, _sampled),
+    *(
+        TensorSpec("sampled", field, ("M", "A", "N"), torch.float64, _moments)
+        for field in ("target", "one", "second")
+    ),
+    *(
+        TensorSpec("sampled", field, ("M", "N"), torch.float64, _moments)
+        for field in ("bound", "lowest", "highest", "mean", "square", "spread", "mean_entropy")
+    ),
+    TensorSpec("sampled", "bound_at", ("M", "at", "N"), torch.float64, _decomposed),
+    TensorSpec("sampled", "log_z_at", ("M", "A", "at", "N"), torch.float64, _decomposed),
+    TensorSpec(
+        "sampled",
+        "curve",
+        ("sizes", "M", "A", "N"),
+        torch.float64,
+        lambda p: _moments(p) and p.plan.blocks > 2,
+    ),
+)
+# Where both have a tensor, its dimensions are the same.
+_BY_NAME = {spec.name: spec for spec in (*DENSITY, *CATEGORICAL)}
+
+
+def summarised(temperatures: Sequence[float]) -> list[tuple[float, bool]]:
+    """Temperatures, and whether distributions are summarised there: every second, and T = 1.
+
+    Example:
+        >>> summarised((4.0, 2.0, 0.5, 1.0))
+        [(4.0, True), (2.0, False), (0.5, True), (1.0, True)]
+    """
+    return [(t, i % SUMMARIES == 0 or t == 1) for i, t in enumerate(temperatures)]
 
 
 def named(group: Group, fields: Mapping[str, Tensor]) -> Results:
@@ -164,10 +258,10 @@ def join(parts: Sequence[Mapping[str, Tensor]], dim: Literal["N", "M"]) -> Resul
     return joined
 
 
-def empty_like(name: str, piece: Tensor, targets: int) -> Tensor:
-    """Room for a tensor of `targets` targets, of which `piece` is a part."""
+def room_shape(name: str, piece: Tensor, targets: int) -> tuple[int, ...]:
+    """The shape of a tensor of `targets` targets, of which `piece` is a part."""
     axis = _BY_NAME[name].dims.index("N")
-    return piece.new_empty((*piece.shape[:axis], targets, *piece.shape[axis + 1 :]))
+    return (*piece.shape[:axis], targets, *piece.shape[axis + 1 :])
 
 
 def select_targets(name: str, tensor: Tensor, index: Tensor) -> Tensor:
@@ -182,11 +276,13 @@ def sizes(protocol: Protocol, targets: int) -> dict[str, int]:
         "M": len(grid.stochastic),
         "A": len(grid.alphas),
         "N": targets,
-        "positive": sum(alpha > 0 for alpha in grid.alphas),
+        "positive": len(grid.tempered_alphas),
         "nodes": nodes.count,
         "coarse": len(range(0, nodes.count, COARSE)) + 1,
         "tempered": protocol.sample_nodes.count,
-        "halves": 2,
+        "at": len(protocol.density_temperatures),
+        "summaries": sum(kept for _, kept in summarised(protocol.density_temperatures)),
+        "halves": protocol.plan.num_halves,
         "sizes": protocol.plan.blocks.bit_length(),
     }
 
@@ -217,6 +313,23 @@ def check(tensors: Mapping[str, Tensor], protocol: Protocol) -> None:
             )
 
 
+def check_ranges(tensors: Mapping[str, Tensor], protocol: Protocol) -> None:
+    """Requires classes of the model, and numbers of examples and labels that are not negative.
+
+    Raises:
+        ScoresError: If a value lies outside; names the tensor.
+    """
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() or not tensor.numel():
+            continue
+        low, high = (int(value) for value in tensor.aminmax())
+        numbers = (name_of("data", "examples"), name_of("data", "labels"))
+        end = _EXAMPLES if name in numbers else protocol.num_classes
+        if low < 0 or high >= end:
+            raise ScoresError(f"{name} has values from {low} to {high}, outside 0 to {end - 1}")
+
+
 def expected(protocol: Protocol) -> Iterable[TensorSpec]:
     """The tensors that Scores of a protocol have."""
-    return (spec for spec in CATEGORICAL if spec.present(protocol))
+    table = CATEGORICAL if protocol.has_classes else DENSITY
+    return (spec for spec in table if spec.present(protocol))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,16 +14,25 @@ from torch import Tensor
 
 from afterdrop.errors import ScoresError
 from afterdrop.evaluation.error_clusters import clusters
+from afterdrop.evaluation.part_files import remove_parts
 from afterdrop.evaluation.request import Protocol, Request
-from afterdrop.evaluation.scores import metrics, schema
-from afterdrop.evaluation.scores.curves import Curve, MeanCurve, SampleCurve
+from afterdrop.evaluation.scores import density_metrics, metrics, schema
+from afterdrop.evaluation.scores.curves import Curve
+from afterdrop.evaluation.scores.density_curve import DensityCurve
 from afterdrop.evaluation.scores.member_bounds import member_bounds
+from afterdrop.evaluation.scores.member_curves import (
+    check_temper,
+    density_curve,
+    mean_curve,
+    sample_curve,
+)
 from afterdrop.evaluation.scores.schema import Group
 from afterdrop.evaluation.scores.scores_file import read_scores, write_scores
 from afterdrop.family.bounds import Bounds
 from afterdrop.family.calibration import Binning
 from afterdrop.family.estimates import Estimate, Values, estimate
 from afterdrop.family.member import Member
+from afterdrop.family.temperature import Nodes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +51,9 @@ class Scores:
     Args:
         protocol: How they were made.
         tensors: The results by name (`scores.schema`).
+        pilot: Scores of all multipliers on part of the data, if a pilot dropped some of them
+            (`evaluate(num_samples="auto")`).
+        parts: A folder of finished parts that `save` removes, because it is not needed any more.
 
     Example:
         >>> import afterdrop as ad
@@ -54,10 +66,19 @@ class Scores:
         True
     """
 
-    def __init__(self, protocol: Protocol, tensors: Mapping[str, Tensor]) -> None:
-        self.protocol = protocol
+    pilot: Scores | None = None
+
+    def __init__(
+        self,
+        protocol: Protocol,
+        tensors: Mapping[str, Tensor],
+        pilot: Scores | None = None,
+        parts: Path | None = None,
+    ) -> None:
+        self.protocol, self._parts = protocol, parts
         self.tensors = dict(tensors)
-        self._curves: dict[Member, Curve] = {}
+        self.pilot = pilot
+        self._curves: dict[Member, Curve | DensityCurve] = {}
         self._fits: dict[tuple[Member, float], Fit] = {}
         self._xe: dict[Member, Estimate] = {}
 
@@ -67,7 +88,7 @@ class Scores:
             name: t.clone() if t.untyped_storage().nbytes() > t.nbytes else t
             for name, t in self.tensors.items()
         }
-        return {"protocol": self.protocol, "tensors": tensors}
+        return {"protocol": self.protocol, "tensors": tensors, "pilot": self.pilot}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
@@ -95,6 +116,18 @@ class Scores:
         return self.field("data", "examples")
 
     @property
+    def kinds(self) -> Tensor:
+        """[N] what the frequency of a target is counted by: its class, or its label of several."""
+        return self.field("data", "labels" if self.has("data", "labels") else "targets")
+
+    @property
+    def num_kinds(self) -> int:
+        """Number of classes, or of labels."""
+        if self.has("data", "labels"):
+            return int(self.kinds.max()) + 1
+        return self.protocol.num_classes
+
+    @property
     def num_targets(self) -> int:
         """N."""
         return len(self.targets)
@@ -105,9 +138,47 @@ class Scores:
         return self.protocol.plan.num_samples
 
     @property
+    def predictor_samples(self) -> int:
+        """Samples of a predictor that a choice is made for, if nothing else is said."""
+        adaptive = self.request.adaptive
+        return self.num_samples if adaptive is None else adaptive.samples
+
+    @property
+    def asked(self) -> Request:
+        """What the caller asked for: the request before a pilot decided about grid and samples."""
+        adaptive = self.request.adaptive
+        if adaptive is None or self.pilot is None:
+            return self.request
+        plan = dataclasses.replace(self.request.plan, num_samples=adaptive.samples)
+        return dataclasses.replace(self.request, grid=self.pilot.protocol.grid, plan=plan)
+
+    @property
+    def only_in_pilot(self) -> tuple[float, ...]:
+        """The multipliers that only the pilot evaluated."""
+        grid = self.protocol.grid
+        asked = self.pilot.protocol.grid.stochastic if self.pilot is not None else ()
+        return tuple(m for m in asked if m not in grid.multipliers)
+
+    @property
     def members(self) -> list[Member]:
         """The members of the grid, at temperature 1, deterministic first."""
         return list(self.protocol.grid)
+
+    @cached_property
+    def noise_variance(self) -> float:
+        """Of the squared error: the noise variance that temperature 1 stands for.
+
+        By default the mean squared error of the deterministic model on these data, so that DET at
+        T = 1 has the best noise. A member's own is this times its temperature.
+        """
+        return density_metrics.noise_variance(self)
+
+    @property
+    def resolved_request(self) -> Request:
+        """What was asked for, with the noise variance that was found, for a predictor."""
+        if self.request.likelihood != "squared_error":
+            return self.request
+        return dataclasses.replace(self.request, noise_variance=self.noise_variance)
 
     @property
     def num_examples(self) -> int:
@@ -136,7 +207,7 @@ class Scores:
         return dataclasses.replace(found, member=member, quarters=quarters)
 
     def xe(self, member: Member) -> Estimate:
-        """Mean cross entropy (nats) with its errors."""
+        """Mean cross entropy (nats) with its errors; of numbers, negative log-likelihood."""
         if member not in self._xe:
             self._xe[member] = self._estimate(self.values(member))
         return self._xe[member]
@@ -155,7 +226,11 @@ class Scores:
         if member.deterministic:
             return self.values(member)
         row = self.protocol.grid.stochastic.index(member.multiplier)
-        return self._mean_curve("integrated", row, self.num_samples).xe(member.temperature)
+        return mean_curve(self, "integrated", row, self.num_samples).xe(member.temperature)
+
+    def xe_per_example(self, member: Member) -> Estimate:
+        """Mean over examples of the sum of an example's cross entropies: of all its labels."""
+        return metrics.xe_per_example(self, member)
 
     def perplexity(self, member: Member) -> Estimate:
         """The perplexity, exp(XE)."""
@@ -193,25 +268,46 @@ class Scores:
         k = num_samples or self.num_samples
         return self.curve_of(member, fit=True).fit(self.clusters, weights, k)
 
-    def curve(self, member: Member) -> list[tuple[int, Estimate]]:
+    def curve(self, member: Member) -> list[tuple[float, Estimate]]:
         """XE at T = 1 over the number of samples, from merged independent blocks.
 
-        Two points (K/2 and K) by default; `evaluate(blocks=16)` gives five.
+        Two points (K/2 and K) by default; `evaluate(blocks=16)` gives five. Given samples have
+        three: one sample alone, all but one group of the jackknife, and all.
         """
         plan = self.protocol.plan
-        at, others = member.at_temperature(1.0), []
+        at = member.at_temperature(1.0)
+        others: list[tuple[float, Tensor]] = []
         if member.deterministic:
             return [(0, self.xe(at))]
         values = self.values(at)
         if self.has("sampled", "curve"):
             rows = self.field("sampled", "curve")[:, *self.index(at)].double()
             others = [(plan.num_samples // plan.blocks << i, x) for i, x in enumerate(rows[:-1])]
+        elif values.halves is not None and plan.scheme == "given":
+            share = 1 / (plan.blocks - 1)
+            less = values.whole + share * (values.halves.mean(0) - values.whole)
+            others = [(1, -self.field("sampled", "bound")[self.index(at)[0]])]
+            if plan.num_samples > 2:
+                others.append((plan.num_samples * (1 - 1 / plan.blocks), less))
         elif values.halves is not None:
             others = [(plan.num_samples // 2, values.halves.mean(0))]
         points = [(k, self._estimate(Values(x, None, k))) for k, x in others]
         return [*points, (plan.num_samples, self._estimate(values))]
 
     # Calibration and other metrics
+
+    @property
+    def metrics(self) -> dict[str, Callable[[Member], Estimate]]:
+        """The metrics beside XE that suit the likelihood, by their names in tables."""
+        if self.protocol.has_classes:
+            return {"accuracy": self.accuracy, "Brier": self.brier, "ECE": self.ece}
+        return {
+            "CRPS": self.crps,
+            "RMSE": self.rmse,
+            "90 % cover": self.coverage,
+            "width": self.width,
+            "calibration": self.calibration_error,
+        }
 
     def accuracy(self, member: Member) -> Estimate:
         """Share of targets that are the most probable class."""
@@ -226,7 +322,7 @@ class Scores:
         return metrics.confidence(self, member)
 
     def brier(self, member: Member) -> Estimate:
-        """Brier score: mean of Σ_c (p(c) − [c = y])²."""
+        """Brier score: mean of Σ_c (p(c) − [c = y])²; of labels of 0 and 1, (p(1) − y)²."""
         return metrics.brier(self, member)
 
     def ece(self, member: Member, num_bins: int = 15, binning: Binning = "width") -> Estimate:
@@ -241,6 +337,50 @@ class Scores:
         """Entropy of the mean minus mean entropy of the samples; for alpha = 1 at T = 1 only."""
         return metrics.mutual_information(self, member)
 
+    # Of numbers
+
+    def crps(self, member: Member) -> Estimate:
+        """Continuous ranked probability score, in the unit of the targets."""
+        return density_metrics.crps(self, member)
+
+    def rmse(self, member: Member) -> Estimate:
+        """Root of the mean squared error of the expected values."""
+        return density_metrics.rmse(self, member)
+
+    def coverage(self, member: Member, level: float = 0.9) -> Estimate:
+        """Share of targets inside the central interval that should hold a share `level`."""
+        return density_metrics.coverage(self, member, level)
+
+    def width(self, member: Member, level: float = 0.9) -> Estimate:
+        """Mean width of the central interval of level 0.5 or 0.9."""
+        return density_metrics.width(self, member, level)
+
+    def calibration_error(self, member: Member) -> Estimate:
+        """Mean over 19 levels of the distance between a level and the share of targets below it."""
+        return density_metrics.calibration_error(self, member)
+
+    def quantile_average(self, multiplier: float = 1.0) -> Scores:
+        """The means of the samples' quantiles at a multiplier, as deterministic Scores.
+
+        A predictor gives this distribution with `average="quantile"`. It is no power mean, so it is
+        beside the family: `quantile_average(0.5).crps(DET)` is to be compared with a member's.
+        For the squared error it is the member of alpha 0.
+        """
+        return Scores(*density_metrics.quantile_average(self, multiplier))
+
+    def quadrature_error(self, member: Member) -> float:
+        """By how much log Z of a member may be off (nats): the largest of all targets."""
+        if member.deterministic or self.protocol.has_classes:
+            return 0.0
+        return self.field("sampled", "quadrature")[self.index(member)].max().item()
+
+    def summary(self, member: Member, field: str) -> Tensor:
+        """[N] what is known of each predicted distribution: `mean_at`, `cdf_at` and others."""
+        curve = self.curve_of(member)
+        if not isinstance(curve, DensityCurve):
+            raise ScoresError(f"{self.request.likelihood} targets are classes, not numbers")
+        return curve.summary(field, member.temperature)
+
     def by_frequency(
         self,
         member: Member,
@@ -248,11 +388,11 @@ class Scores:
         bands: Sequence[tuple[float, float]],
         against: Member | None = None,
     ) -> list[tuple[tuple[float, float], int, Estimate | None]]:
-        """XE by how often the target's class occurred in training.
+        """XE by how often the target's class, or its label, occurred in training.
 
         Args:
             member: The member.
-            counts: [V] training counts of the classes.
+            counts: [V] training counts of the classes; of several labels, how often each was 1.
             bands: Pairs (low, high): classes with low < count <= high. They may overlap.
             against: Another member, for paired differences `member` minus `against` instead.
 
@@ -273,8 +413,11 @@ class Scores:
     # Files and merging
 
     def save(self, path: str | Path) -> None:
-        """Writes the scores as safetensors, atomically."""
-        write_scores(path, self.protocol, self.tensors)
+        """Writes the scores, atomically, and then removes the finished parts they were made of."""
+        pilot = None if self.pilot is None else (self.pilot.protocol, self.pilot.tensors)
+        write_scores(path, self.protocol, self.tensors, pilot)
+        if self._parts is not None:
+            remove_parts(self._parts)
 
     @classmethod
     def load(cls, path: str | Path) -> Scores:
@@ -283,7 +426,8 @@ class Scores:
         Raises:
             FileError: If the file is missing, truncated, foreign or of another version.
         """
-        return cls(*read_scores(path))
+        found, pilot = read_scores(path)
+        return cls(*found, None if pilot is None else cls(*pilot))
 
     @classmethod
     def merge(cls, parts: Sequence[Scores]) -> Scores:
@@ -303,7 +447,9 @@ class Scores:
                     "the Scores to merge number the same examples; evaluate the later part with "
                     f"first_example={int(before.examples.max()) + 1}"
                 )
-        return cls(parts[0].protocol, schema.join([part.tensors for part in ordered], "N"))
+        pilots = [part.pilot for part in ordered if part.pilot is not None]
+        pilot = cls.merge(pilots) if len(pilots) == len(parts) else None
+        return cls(parts[0].protocol, schema.join([part.tensors for part in ordered], "N"), pilot)
 
     # What the stored tensors hold
 
@@ -321,31 +467,60 @@ class Scores:
         try:
             return grid.stochastic.index(member.multiplier), grid.alphas.index(member.alpha)
         except ValueError:
+            remedy = "evaluate with a grid that contains it"
+            if member.multiplier in self.only_in_pilot and member.alpha in grid.alphas:
+                remedy = (
+                    "only the pilot evaluated it, on part of the data (scores.pilot); "
+                    f"num_samples={self.predictor_samples} evaluates every multiplier on all data"
+                )
             raise ScoresError(
                 f"{member!r} was not evaluated: alphas {grid.alphas}, multipliers "
-                f"{grid.multipliers}; evaluate with a grid that contains it"
+                f"{grid.multipliers}; {remedy}"
             ) from None
 
     def tempered_index(self, member: Member) -> tuple[int, int]:
-        """Row and column of a member among those with alpha above 0."""
+        """Row and column of a member among those whose samples were tempered."""
         row, _ = self.index(member)
-        return row, [a for a in self.protocol.grid.alphas if a > 0].index(member.alpha)
+        return row, self.protocol.grid.tempered_alphas.index(member.alpha)
 
-    def curve_of(self, member: Member, *, fit: bool = False) -> Curve:
+    @property
+    def density_nodes(self) -> Nodes:
+        """Nodes of temperature of numbers, relative to the noise variance where that is fitted."""
+        nodes = self.protocol.density_nodes
+        if self.request.likelihood != "squared_error":
+            return nodes
+        low, high = (t / self.noise_variance for t in (nodes.low, nodes.high))
+        return dataclasses.replace(nodes, low=low, high=high)
+
+    def class_curve(self, member: Member) -> Curve:
+        """The member's curve, if targets are classes."""
+        curve = self.curve_of(member)
+        if isinstance(curve, DensityCurve):
+            raise ScoresError(
+                f"{self.request.likelihood} targets are numbers, not classes: look at crps, rmse, "
+                "coverage, width and calibration_error"
+            )
+        return curve
+
+    def curve_of(self, member: Member, *, fit: bool = False) -> Curve | DensityCurve:
         """The member's results as functions of the temperature.
 
-        At T = 1 both tempers are the same, and the exact one is used.
+        At T = 1 all tempers are the same, and the exact one is used.
         """
-        tempered = member.temper == "sample" and (fit or member.temperature != 1)
+        tempered = member.temper != "mean" and (fit or member.temperature != 1)
         key = dataclasses.replace(member, temperature=2.0 if tempered else 1.0)
+        if not self.protocol.has_classes and (fit or member.temperature != 1):
+            check_temper(self, member)
         if key not in self._curves:
-            if tempered:
-                self._curves[key] = self._sample_curve(member)
+            if not self.protocol.has_classes:
+                self._curves[key] = density_curve(self, member)
+            elif tempered:
+                self._curves[key] = sample_curve(self, member)
             elif member.deterministic:
-                self._curves[key] = self._mean_curve("deterministic", ..., 0)
+                self._curves[key] = mean_curve(self, "deterministic", ..., 0)
             else:
                 at = self.index(member)
-                self._curves[key] = self._mean_curve("sampled", at, self.num_samples)
+                self._curves[key] = mean_curve(self, "sampled", at, self.num_samples)
         return self._curves[key]
 
     @property
@@ -355,24 +530,3 @@ class Scores:
 
     def _estimate(self, values: Values) -> Estimate:
         return estimate(values, self.clusters, shared=self.protocol.shared)
-
-    def _mean_curve(self, group: Group, at: Any, samples: int) -> MeanCurve:
-        names = ("target", "peak", "class", "partition", "one", "two", "entropy")
-        target, peak, top, partition, one, two, entropy = (
-            self.field(group, name)[at] for name in names
-        )
-        half = self.field(group, "half")[at] if self.has(group, "half") else None
-        nodes = self.protocol.nodes
-        return MeanCurve(target, peak, top, partition, one, two, entropy, half, nodes, samples)
-
-    def _sample_curve(self, member: Member) -> SampleCurve:
-        if not self.has("tempered"):
-            raise ScoresError(
-                f"{member!r} needs tempered samples; evaluate with Grid(..., temper='sample')"
-            )
-        at = self.tempered_index(member)
-        names = ("xe", "peak", "class", "square", "entropy")
-        xe, peak, top, square, entropy = (self.field("tempered", name)[at] for name in names)
-        half = self.field("tempered", "half")[at] if self.has("tempered", "half") else None
-        nodes = self.protocol.sample_nodes
-        return SampleCurve(xe, peak, top, square, entropy, half, nodes, self.num_samples)

@@ -1,67 +1,72 @@
-"""Scores as files: safetensors with the protocol in the header."""
+"""Scores as files: tensors with the protocol in the header."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
-import safetensors
-from safetensors.torch import load, save
 from torch import Tensor
 
-from afterdrop.errors import AfterdropError, FileError, ScoresError
+from afterdrop.errors import AfterdropError, FileError
 from afterdrop.evaluation.request import Protocol
 from afterdrop.evaluation.scores import schema
-from afterdrop.files import check_header, write_atomic
+from afterdrop.files import check_header
+from afterdrop.tensor_files import read_tensors, write_tensors
+from afterdrop.typed_records import read_record
 
-_KIND, _VERSION = "afterdrop-scores", 2
+_KIND, _VERSION = "afterdrop-scores", 3
+_PILOT = "pilot/"
 
-
-def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], note: dict[str, Any]) -> None:
-    """Writes tensors and a note as safetensors, atomically."""
-    content = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    write_atomic(path, save(content, metadata={"afterdrop": json.dumps(note)}))
-
-
-def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Reads what `write_tensors` wrote; the note is empty in a foreign file.
-
-    Raises:
-        FileError: If the file is missing, truncated or not safetensors.
-    """
-    try:
-        with safetensors.safe_open(str(path), framework="pt") as file:
-            text = (file.metadata() or {}).get("afterdrop", "{}")
-        tensors = load(Path(path).read_bytes())
-    except (OSError, safetensors.SafetensorError) as error:
-        raise FileError(f"cannot read {path}: {error}; is it complete?") from error
-    try:
-        note = json.loads(text)
-    except ValueError:
-        note = {}
-    return tensors, note if isinstance(note, dict) else {}
+Tensors = dict[str, Tensor]
+Contents = tuple[Protocol, Tensors]
 
 
-def write_scores(path: str | Path, protocol: Protocol, tensors: Mapping[str, Tensor]) -> None:
-    """Writes scores."""
+class _ResultsNote(TypedDict):
+    """What a file of results has in its note, among other things."""
+
+    protocol: str
+
+
+def write_scores(
+    path: str | Path,
+    protocol: Protocol,
+    tensors: Mapping[str, Tensor],
+    pilot: Contents | None = None,
+) -> None:
+    """Writes scores, and those of a pilot if there was one."""
     note = {"kind": _KIND, "version": _VERSION, "protocol": protocol.to_json()}
+    if pilot is not None:
+        note["pilot"] = pilot[0].to_json()
+        tensors = {**tensors, **{_PILOT + name: tensor for name, tensor in pilot[1].items()}}
     write_tensors(path, tensors, note)
 
 
-def read_scores(path: str | Path) -> tuple[Protocol, dict[str, Tensor]]:
-    """Reads scores.
+def read_scores(path: str | Path) -> tuple[Contents, Contents | None]:
+    """Reads scores, and those of a pilot if there was one.
 
     Raises:
-        FileError: If the file is missing, truncated, foreign or of another version.
+        FileError: If the file is missing, damaged, foreign or of another version.
     """
     tensors, note = read_tensors(path)
     check_header(path, note, _KIND, _VERSION)
+    of_pilot = {n.removeprefix(_PILOT): t for n, t in tensors.items() if n.startswith(_PILOT)}
+    own = {name: tensor for name, tensor in tensors.items() if not name.startswith(_PILOT)}
+    scores = check_results(path, own, note), own
+    if "pilot" not in note:
+        return scores, None
+    return scores, (check_results(path, of_pilot, {"protocol": note["pilot"]}), of_pilot)
+
+
+def check_results(path: str | Path, tensors: Mapping[str, Tensor], note: object) -> Protocol:
+    """The protocol in a note, once the tensors beside it are those that it declares.
+
+    Raises:
+        FileError: If the protocol is damaged, or a tensor is missing, unknown, of another shape or
+            type, or has targets, classes or examples that the protocol rules out.
+    """
     try:
-        protocol = Protocol.from_json(note["protocol"])
-    except (AfterdropError, KeyError, TypeError, ValueError) as error:
-        raise FileError(f"{path} is foreign or damaged: no protocol ({error})") from error
-    try:
+        protocol = Protocol.from_json(read_record(_ResultsNote, note)["protocol"])
         schema.check(tensors, protocol)
-    except ScoresError as error:
-        raise FileError(f"{path} is damaged: {error}") from error
-    return protocol, tensors
+        schema.check_ranges(tensors, protocol)
+    except (AfterdropError, ValueError) as error:
+        raise FileError(f"{path} is damaged ({error}); remove it and evaluate again") from error
+    return protocol

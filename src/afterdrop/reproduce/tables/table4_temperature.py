@@ -48,9 +48,9 @@ def temperature_table(sources: Sequence[TableInput]) -> PaperTable:
 
 
 def _tempers(source: TableInput, table: PaperTable) -> list[Temper]:
-    """Where temperature can act with these Scores: on the mean, or also on each sample."""
+    """Where temperature can act with these Scores: on the mean, or also elsewhere."""
     if source.scores["valid"].has("tempered"):
-        return ["mean", "sample"]
+        return ["mean", source.scores["valid"].protocol.grid.temper]
     if source.scores["valid"].protocol.grid.stochastic:
         table.miss(
             f"{source.name}: temperatures that act on each sample; make them with: "
@@ -89,10 +89,12 @@ def _row(
 ) -> TableRow:
     """One split at T = 1 (`temper` None) or at the fitted temperatures."""
     unit = presentation(source.unit)
-    if temper == "sample" and not source.scores[split].has("tempered"):
-        again = source.command(split, more=" --temper sample --overwrite")
+    scores = source.scores[split]
+    tempered = scores.has("tempered") and scores.protocol.grid.temper == temper
+    if temper not in (None, "mean") and not tempered:
+        again = source.command(split, more=f" --temper {temper} --overwrite")
         table.miss(
-            f"{source.name}: temperatures on each sample of {split}; make them with: {again}"
+            f"{source.name}: temperatures on each {temper} of {split}; make them with: {again}"
         )
         members = [m if m is not None and m.temper == "mean" else None for m in members]
     found: list[Estimate | None] = [

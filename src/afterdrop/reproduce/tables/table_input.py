@@ -14,8 +14,10 @@ from torch import Tensor
 from afterdrop.data import TextSet
 from afterdrop.errors import FileError, ScoresError
 from afterdrop.evaluation import Scores
+from afterdrop.evaluation.request import SAMPLES
 from afterdrop.family.estimates import Estimate
 from afterdrop.family.member import Member
+from afterdrop.plain_text import shell_word
 from afterdrop.reproduce.tables.paper_table import PaperTable
 from afterdrop.runs import Run, read_contents
 from afterdrop.train import TrainConfig
@@ -91,9 +93,12 @@ class TableInput:
 
     def command(self, split: str, *, more: str = "") -> str:
         """The command that makes the Scores of a split."""
-        what = f"{self.path}" if self.config else f"MODEL DATA --out {self.path}"
+        path = shell_word(self.path)
+        what = path if self.config else f"MODEL DATA --out {path}"
         short = " --limit 10000" if split == "train" and self.config else ""
-        return f"afterdrop evaluate {what} --split {split}{short}{more}"
+        # A table shows every multiplier, and on validation data a pilot would drop some.
+        full = f" --num-samples {SAMPLES}" if split == "valid" else ""
+        return f"afterdrop evaluate {what} --split {split}{short}{full}{more}"
 
     def has(self, split: str, table: PaperTable) -> bool:
         """Whether there are Scores of a split; if not, the table records how to make them."""

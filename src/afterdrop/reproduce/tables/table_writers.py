@@ -1,4 +1,8 @@
-"""Tables as text, Markdown, CSV and LaTeX."""
+"""Tables as text, Markdown, CSV and LaTeX.
+
+Names of runs and data sets come from outside: each form shows them on one line and escapes what
+has a meaning in it, so that a name can neither forge a row nor become HTML, TeX or a formula.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from afterdrop.files import write_atomic
+from afterdrop.plain_text import one_line
 from afterdrop.reproduce.tables.paper_table import PaperTable, TableLine
 
 
@@ -24,10 +29,11 @@ def to_text(table: PaperTable) -> str:
           ours            1.50  1.25*
     """
     every = [line for row in table.rows for line in row.lines]
-    first = max([14, *(len(line.name) for line in every)])
+    heads = [one_line(head) for head in table.columns]
+    first = max([14, *(len(one_line(line.name)) for line in every)])
     widths = [
         2 + max([len(head), *(len(_starred(line, at)) for line in every)])
-        for at, head in enumerate(table.columns)
+        for at, head in enumerate(heads)
     ]
 
     def joined(cells: Iterable[str]) -> str:
@@ -35,26 +41,27 @@ def to_text(table: PaperTable) -> str:
 
     lines = [_title(table)]
     if table.rows:
-        lines.append(" " * (first + 2) + joined(table.columns))
+        lines.append(" " * (first + 2) + joined(heads))
     for row in table.rows:
-        lines.append(row.label)
+        lines.append(one_line(row.label))
         for line in row.lines:
             cells = joined(_starred(line, at) for at in range(len(widths)))
-            lines.append(f"  {line.name:<{first}}{cells}")
+            lines.append(f"  {one_line(line.name):<{first}}{cells}")
     return "\n".join([*lines, *_remarks(table, "  ")])
 
 
 def to_markdown(table: PaperTable) -> str:
     """A Markdown table; the lowest number of a line is bold."""
-    lines = [f"## {_title(table)}", ""]
+    lines = [f"## {_markdown(_title(table))}", ""]
     if table.rows:
-        heads = ["", "", *table.columns]
+        heads = ["", "", *map(_markdown, table.columns)]
         lines += [_pipes(heads), _pipes(["---", "---", *("---:" for _ in table.columns)])]
     for row in table.rows:
         for number, line in enumerate(row.lines):
             cells = [_emphasised(line, i, "**{}**") for i in range(len(table.columns))]
-            lines.append(_pipes([row.label if number == 0 else "", line.name, *cells]))
-    remarks = _remarks(table, "")
+            label = _markdown(row.label) if number == 0 else ""
+            lines.append(_pipes([label, _markdown(line.name), *cells]))
+    remarks = [_markdown(text) for text in _remarks(table, "")]
     return (
         "\n".join([*lines, *([""] if remarks else []), *(f"- {text}" for text in remarks)]) + "\n"
     )
@@ -92,7 +99,8 @@ def to_csv(tables: Iterable[PaperTable]) -> str:
                 for at, (head, value) in enumerate(zip(table.columns, line.values, strict=True)):
                     mark = line.marks[at] if line.marks else ""
                     shown = "" if value is None else repr(value)
-                    writer.writerow([table.number, row.label, head, line.name, shown, mark])
+                    names = [_csv(text) for text in (row.label, head, line.name)]
+                    writer.writerow([table.number, *names, shown, _csv(mark)])
     return file.getvalue()
 
 
@@ -124,13 +132,13 @@ def write_tables(tables: Iterable[PaperTable], out: str | Path) -> list[Path]:
 
 
 def _title(table: PaperTable) -> str:
-    return f"Table {table.number}. {table.title}"
+    return one_line(f"Table {table.number}. {table.title}")
 
 
 def _remarks(table: PaperTable, indent: str) -> list[str]:
     return [
-        *(f"{indent}{text}" for text in table.notes),
-        *(f"{indent}Missing: {text}" for text in table.missing),
+        *(f"{indent}{one_line(text)}" for text in table.notes),
+        *(f"{indent}Missing: {one_line(text)}" for text in table.missing),
     ]
 
 
@@ -144,7 +152,20 @@ def _emphasised(line: TableLine, at: int, form: str) -> str:
 
 
 def _pipes(cells: Iterable[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return "| " + " | ".join(cells) + " |"
+
+
+_MARKDOWN = {"&": "&amp;", "<": "&lt;", ">": "&gt;", **{c: f"\\{c}" for c in "\\|`*[]"}}
+
+
+def _markdown(text: str) -> str:
+    return "".join(_MARKDOWN.get(character, character) for character in one_line(text))
+
+
+def _csv(text: str) -> str:
+    """A cell that no spreadsheet takes for a formula."""
+    line = one_line(text)
+    return f"'{line}" if line.lstrip()[:1] in tuple("=+-@") else line
 
 
 _TEX = {
@@ -165,7 +186,7 @@ _TEX = {
 
 
 def _tex(text: str) -> str:
-    return "".join(_TEX.get(character, character) for character in text)
+    return "".join(_TEX.get(character, character) for character in one_line(text))
 
 
 def _tex_number(line: TableLine, at: int) -> str:

@@ -1,0 +1,136 @@
+"""Evaluations that decide themselves how many samples they need (`num_samples="auto"`).
+
+    pilot       all multipliers with few samples, on part of the data
+    decision    which multipliers can still win, with how many samples (`pilot_decision`)
+    main        those, on all data
+
+The pilot's batches are kept, so that one pass over a generator is enough. The pilot's Scores stay
+with those of the main evaluation (`Scores.pilot`): they are all that is known of what was dropped.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tqdm import tqdm
+
+from afterdrop.evaluation.batches import AS_GIVEN, Source, digest_tensors
+from afterdrop.evaluation.part_files import MAIN, PILOT, pilot_file
+from afterdrop.evaluation.pilot_batches import divide
+from afterdrop.evaluation.pilot_decision import Decision, decide, pilot_samples
+from afterdrop.evaluation.request import Protocol, Request
+from afterdrop.evaluation.scores.scores import Scores
+from afterdrop.masks.model_call import tensors
+from afterdrop.ranks import Ranks
+
+if TYPE_CHECKING:
+    from afterdrop.evaluation.loop import Execution
+
+Run = Callable[[Iterable[Any], Request, "Execution", int | None], Scores]
+
+
+def run_adaptive(
+    run: Run,
+    batches: Iterable[Any],
+    request: Request,
+    execution: Execution,
+    targets: int | None = None,
+    weights: str = "",
+    source: Source = AS_GIVEN,
+) -> Scores:
+    """A pilot, then what it finds necessary.
+
+    Args:
+        run: Evaluates batches: all that it is asked for.
+        batches: Pairs (inputs, targets).
+        request: What to evaluate; `adaptive` says how a pilot decides.
+        execution: How to carry it out.
+        targets: Number of targets in the data, if known.
+        weights: A fingerprint of the model, for resuming.
+        source: How batches are made.
+
+    Returns:
+        Scores of the multipliers that the pilot left, with the pilot's Scores.
+    """
+    settings = request.adaptive
+    assert settings is not None
+    data = divide(batches, settings.pilot_share, source)
+    few = pilot_samples(request.plan, settings, data.share)
+    asked = dataclasses.replace(
+        request, plan=dataclasses.replace(request.plan, num_samples=few), adaptive=None
+    )
+    pilot = _run_pilot(run, data.pilot, asked, execution, weights)
+    share = data.share if targets is None else min(1.0, pilot.num_targets / targets)
+    known = execution.ranks.from_rank0(lambda: dataclasses.asdict(decide(pilot, settings, share)))
+    decision = Decision(tuple(known["multipliers"]), known["num_samples"])
+    if execution.progress and execution.ranks.first:
+        tqdm.write(_sentence(pilot, decision))
+    main = dataclasses.replace(
+        asked,
+        grid=dataclasses.replace(request.grid, multipliers=decision.multipliers),
+        plan=dataclasses.replace(request.plan, num_samples=decision.num_samples),
+    )
+    scores = run(data.everything, main, _in_folder(execution, MAIN), targets)
+    found = dataclasses.replace(scores.protocol.request, adaptive=settings)
+    protocol = dataclasses.replace(scores.protocol, request=found)
+    parts = None if execution.resume is None else Path(execution.resume)
+    return Scores(protocol, scores.tensors, pilot, parts)
+
+
+def _in_folder(execution: Execution, name: str) -> Execution:
+    if execution.resume is None:
+        return execution
+    return dataclasses.replace(execution, resume=Path(execution.resume) / name)
+
+
+def _run_pilot(
+    run: Run, head: Iterable[Any], request: Request, execution: Execution, weights: str
+) -> Scores:
+    """The pilot: that of an interrupted evaluation if there is one, else a new one, which is kept.
+
+    Its file is named after all that it depends on: the request, the weights and its batches.
+    """
+    if execution.resume is None:
+        return run(head, request, execution, None)
+    about = [json.dumps(dataclasses.asdict(request), sort_keys=True), weights]
+    about += [str(execution.first_example)]
+    on_cpu = [t for item in head for t in tensors(list(item)) if t.device.type == "cpu"]
+    about += [digest_tensors(on_cpu)]
+    name = hashlib.blake2b("\n".join(about).encode(), digest_size=12).hexdigest()
+    path = pilot_file(Path(execution.resume), name)
+    pilot = _load(path, execution.ranks)
+    if pilot is None:
+        pilot = run(head, request, _in_folder(execution, PILOT), None)
+        if execution.ranks.first:
+            pilot.save(path)
+    return pilot
+
+
+def _load(path: Path, ranks: Ranks) -> Scores | None:
+    """Scores that rank 0 finds in a file, on every rank; None if there are none."""
+    read: list[Scores] = []
+
+    def protocol() -> str | None:
+        if not path.exists():
+            return None
+        read.append(Scores.load(path))
+        return read[0].protocol.to_json()
+
+    known = ranks.from_rank0(protocol)
+    if known is None:
+        return None
+    sent = ranks.tensors_from_rank0(read[0].tensors if read else {})
+    return Scores(Protocol.from_json(known), sent)
+
+
+def _sentence(pilot: Scores, decision: Decision) -> str:
+    shown = ", ".join(f"{m:g}" for m in decision.multipliers if m > 0)
+    return (
+        f"Pilot on {pilot.num_targets:,} targets: evaluating multipliers {shown} of "
+        f"{len(pilot.protocol.grid.stochastic)}, with {decision.num_samples} samples each."
+    )

@@ -1,0 +1,73 @@
+"""The folder of an evaluation's finished parts: its files, its lock, and its removal.
+
+An adaptive evaluation has a folder of parts per stage, and a file of the scores of its pilot.
+"""
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from afterdrop.errors import FileError
+from afterdrop.file_locks import sole_lock
+from afterdrop.files import make_folder, remove_abandoned
+
+_LOCK = ".lock"
+PILOT, MAIN = "pilot", "main"  # stages of an adaptive evaluation
+
+
+def part_paths(folder: Path) -> list[Path]:
+    """The parts in a folder, in the order in which they were written."""
+    return sorted(folder.glob("part-*.safetensors"))
+
+
+def next_part(folder: Path, suffix: str = "") -> Path:
+    """The file of the next part.
+
+    Args:
+        folder: The folder.
+        suffix: Tells parts of several ranks apart, which write at the same time.
+    """
+    taken = [int(path.name.split("-")[1].partition(".")[0]) for path in part_paths(folder)]
+    return folder / f"part-{max(taken, default=-1) + 1:05d}{suffix}.safetensors"
+
+
+def pilot_file(folder: Path, name: str) -> Path:
+    """The file of a finished pilot's scores."""
+    return folder / f"pilot-{name}.safetensors"
+
+
+@contextlib.contextmanager
+def parts_lock(folder: Path) -> Iterator[None]:
+    """Reserves a folder, which is created if necessary, for one evaluation; a killed one frees it.
+
+    Raises:
+        FileError: If another evaluation uses the folder, or it cannot be written to.
+    """
+    make_folder(folder)
+    with contextlib.ExitStack() as held:
+        held.callback(_remove_empty, folder)
+        try:
+            held.enter_context(sole_lock(folder / _LOCK))
+        except BlockingIOError as error:
+            raise FileError(
+                f"another process is evaluating into {folder}; wait for it, or give another folder "
+                "(the command line: another --out or --split)"
+            ) from error
+        remove_abandoned(folder)
+        yield
+
+
+def remove_parts(folder: Path) -> None:
+    """Removes all parts once their scores are written, unless another evaluation uses them."""
+    stages = (folder / PILOT, folder / MAIN, folder)
+    shares = [share for stage in stages for share in stage.glob("rank-*-of-*")]
+    for place in (*shares, *stages):  # the shares are of ranks that share the multipliers
+        if place.is_dir():
+            with contextlib.suppress(FileError), parts_lock(place):
+                for path in (*part_paths(place), *place.glob(pilot_file(place, "*").name)):
+                    path.unlink(missing_ok=True)
+
+
+def _remove_empty(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # what else is in the folder is not ours
+        folder.rmdir()

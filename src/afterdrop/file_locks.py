@@ -1,0 +1,123 @@
+"""File locks of the operating system, which are released when the process ends in any way."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+try:
+    import fcntl
+except ImportError:  # a system without flock, on which users must not run processes concurrently
+    fcntl = None  # type: ignore[assignment]
+
+
+@contextmanager
+def file_lock(path: Path) -> Iterator[None]:
+    """Waits for the lock of a file, across processes, threads and hosts that share the file."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a") as file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def sole_lock(path: Path) -> Iterator[None]:
+    """Takes the lock of a file without waiting, and removes the file when done.
+
+    The file of a process that was killed stays, but its lock does not.
+
+    Raises:
+        BlockingIOError: If another process holds the lock.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder, sole_lock(Path(folder, "lock")):
+        ...     with suppress(BlockingIOError), sole_lock(Path(folder, "lock")):
+        ...         print("never printed")
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    while True:
+        file = open(path, "a")  # noqa: SIM115 (open while the lock is held)
+        with file:
+            take(file)
+            if not _is_at(file, path):
+                continue  # the process that held the lock has just removed its file
+            try:
+                yield
+            finally:
+                with suppress(OSError):
+                    path.unlink()
+            return
+
+
+def take(file: IO[Any]) -> None:
+    """Takes the lock of an open file without waiting; closing the file releases it.
+
+    Raises:
+        BlockingIOError: If another process, or another opening of the file, holds the lock.
+    """
+    if fcntl is not None:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def is_abandoned(path: Path) -> bool:
+    """Whether the process that locked a file has ended; False if this cannot be determined."""
+    if fcntl is None:
+        return False
+    try:
+        with open(path, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _is_at(file: IO[Any], path: Path) -> bool:
+    """Whether an open file is still the one at a path."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(file.fileno()))
+    except FileNotFoundError:
+        return False
+
+
+class Alive:
+    """Marks a worker as alive by a locked file in a shared folder, until the process ends.
+
+    Args:
+        folder: The folder with the files of all workers.
+        worker: The name of this worker.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder, Alive(Path(folder), "me"):
+        ...     is_dead(Path(folder), "me"), is_dead(Path(folder), "unknown")
+        (False, None)
+    """
+
+    def __init__(self, folder: Path, worker: str) -> None:
+        self.path = folder / f"{worker}.alive"
+        self._file: IO[str] | None = None
+
+    def __enter__(self) -> Alive:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = open(self.path, "w")
+        take(self._file)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        assert self._file is not None
+        with suppress(OSError):
+            self.path.unlink()
+        self._file.close()
+
+
+def is_dead(folder: Path, worker: str) -> bool | None:
+    """Whether a worker has ended; None if this cannot be determined on this host."""
+    path = folder / f"{worker}.alive"
+    if fcntl is None or not path.exists():
+        return None
+    return is_abandoned(path)

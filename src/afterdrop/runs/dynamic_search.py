@@ -1,0 +1,127 @@
+"""A grid search over settings of dynamic evaluation, on the validation data of a run."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+
+from afterdrop.data import TextSet
+from afterdrop.errors import DataError
+from afterdrop.evaluation.dynamic_evaluation import (
+    DivergedWeights,
+    DynamicEvaluation,
+    GradientScale,
+    gradient_scale,
+)
+from afterdrop.evaluation.loop import Execution
+from afterdrop.evaluation.request import Request
+from afterdrop.evaluation.scores import Scores
+from afterdrop.evaluation.text_evaluation import run_text
+from afterdrop.family.estimates import Estimate, estimate
+from afterdrop.family.member import DET, Grid
+from afterdrop.masks.uniforms import Plan
+from afterdrop.models import LanguageModel
+from afterdrop.runs.run import Run
+
+TEMPERATURES = (0.5, 2.0)  # a first window of a few tokens does not tell which are of interest
+
+
+@dataclasses.dataclass(frozen=True)
+class Tried:
+    """What some settings gave.
+
+    Attributes:
+        settings: The settings.
+        scores: Their scores; None if the weights diverged.
+        difference: XE minus that of fixed weights, paired by token.
+    """
+
+    settings: DynamicEvaluation
+    scores: Scores | None = None
+    difference: Estimate | None = None
+
+    @property
+    def xe(self) -> float:
+        """XE at T = 1; infinite if the weights diverged."""
+        return math.inf if self.scores is None else self.scores.xe(DET).value
+
+
+class DynamicSearch:
+    """Dynamic evaluation of a trained language model with several settings.
+
+    Statistics of the training text are computed once for all settings that read it alike.
+
+    Args:
+        run: A run of a language model.
+        window: Tokens per window.
+        limit: Number of leading tokens of a split to evaluate; None for all.
+        device: Where the model is evaluated.
+        folder: The folder of the named data sets, if not the one of training.
+
+    Raises:
+        DataError: If the run is not of a language model.
+    """
+
+    def __init__(
+        self,
+        run: Run,
+        window: int = 5,
+        limit: int | None = None,
+        *,
+        device: str | torch.device = "cpu",
+        folder: str | Path | None = None,
+    ) -> None:
+        loaded = run.load(device=device)
+        text = loaded.load_data(folder)
+        if not isinstance(text, TextSet) or not isinstance(loaded.model, LanguageModel):
+            raise DataError(
+                f"{run.path} holds a classifier; dynamic evaluation is for language models"
+            )
+        self.model, self.text, self.window, self.limit = loaded.model, text, window, limit
+        self.stream = run.stream(window)
+        self._scales: dict[tuple[int, int | None], GradientScale] = {}
+
+    def plain(self, split: str) -> Scores:
+        """Scores of the deterministic member, with fixed weights."""
+        return self._run(split, None)
+
+    def tried(self, plain: Scores, settings: Iterable[DynamicEvaluation]) -> Iterator[Tried]:
+        """What each of the settings gives on the data of `plain`."""
+        fixed = plain.values(DET)
+        for one in settings:
+            try:
+                scores = self._run(plain.split, one)
+            except DivergedWeights:
+                yield Tried(one)
+                continue
+            values = scores.values(DET).minus(fixed)
+            yield Tried(one, scores, estimate(values, scores.clusters, shared=False))
+
+    def _scale(self, settings: DynamicEvaluation) -> GradientScale:
+        read = settings.stripes, settings.windows
+        if read not in self._scales:
+            text = self.text.train, self.text.vocabulary.eos_id, self.window
+            self._scales[read] = gradient_scale(
+                self.model, *text, settings, lines=self.text.has_lines
+            )
+        return self._scales[read]
+
+    def _run(self, split: str, settings: DynamicEvaluation | None) -> Scores:
+        grid = Grid((0.0,), (0.0,))
+        request = Request(
+            grid,
+            Plan(2),
+            split,
+            temperatures=TEMPERATURES,
+            stream=self.stream,
+            limit=self.limit,
+            dynamic=settings,
+        )
+        tokens, eos = self.text.split(split)[: self.limit], self.text.vocabulary.eos_id
+        text, lines = (tokens, eos, request, Execution()), self.text.has_lines
+        scale = None if settings is None else self._scale(settings)
+        return run_text(self.model, *text, lines=lines, training=scale)

@@ -1,0 +1,173 @@
+"""Tensors and a note as a safetensors file with digests, written and read without copies.
+
+The format of safetensors: eight bytes with the size of the header, the header, and the payload, in
+which each tensor has its place. The header is a JSON object; its `__metadata__` holds
+
+    afterdrop   the note, as JSON
+    payload     the digest of the payload
+    digest      the digest of the header without this entry
+
+so that a note is verified without reading the tensors.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import torch
+from torch import Tensor
+
+from afterdrop.errors import DamagedError, FileError
+from afterdrop.files import DIGEST, as_json, check_seal, parse_json, sealed, written_atomically
+
+_TYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+_NAMES = {dtype: name for name, dtype in _TYPES.items()}
+_METADATA, _NOTE, _PAYLOAD = "__metadata__", "afterdrop", "payload"
+_CHUNK = 1 << 24  # bytes that are hashed and written at a time
+_LONGEST_HEADER = 100_000_000  # bytes, the limit of safetensors itself
+
+
+def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], note: dict[str, Any]) -> None:
+    """Writes tensors and a note, atomically; holds no second copy of contiguous CPU tensors.
+
+    Raises:
+        FileError: If the file cannot be written; an existing one is left as it is.
+    """
+    # Wide types first, so that every tensor is aligned to its type.
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    header, place = {}, 0
+    for name in names:
+        tensor, start = tensors[name], place
+        place += tensor.numel() * tensor.element_size()
+        shape, kind = list(tensor.shape), _NAMES[tensor.dtype]
+        header[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, place]}
+    text = json.dumps(as_json(note))
+    size = len(_header_bytes(header, text, "0" * 64))
+    payload = hashlib.sha256()
+    with written_atomically(path) as file:
+        file.seek(size)
+        for name in names:
+            content = _bytes_of(tensors[name].detach().cpu().contiguous())
+            for start in range(0, len(content), _CHUNK):
+                payload.update(content[start : start + _CHUNK])
+                file.write(content[start : start + _CHUNK])
+        file.seek(0)
+        file.write(_header_bytes(header, text, payload.hexdigest()))
+
+
+def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Reads and verifies what `write_tensors` wrote, onto the CPU.
+
+    Raises:
+        FileError: If the file cannot be read.
+        DamagedError: If it is truncated, foreign, or does not match its digests.
+    """
+    payload, found = hashlib.sha256(), {}
+    with _opened(path) as file:
+        header, note, wanted = _read_header(file, path)
+        left = _size_of(file) - file.tell()
+        places = _places(header, left, path)
+        for name, (shape, dtype) in places.items():
+            found[name] = torch.empty(shape, dtype=dtype)
+            _fill(file, _bytes_of(found[name]), payload)
+    if payload.hexdigest() != wanted:
+        raise _damaged(path, "its payload does not match its digest")
+    return found, note
+
+
+def read_note(path: str | Path) -> dict[str, Any]:
+    """The verified note of a file, without reading its tensors.
+
+    Raises:
+        FileError: As `read_tensors`.
+    """
+    with _opened(path) as file:
+        return _read_header(file, path)[1]
+
+
+def _places(
+    header: dict[str, Any], size: int, path: str | Path
+) -> dict[str, tuple[list[int], torch.dtype]]:
+    """Shape and type of each tensor in the order of the payload, which they must fill exactly."""
+    found, place = {}, 0
+    try:
+        for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
+            (start, stop), shape = entry["data_offsets"], entry["shape"]
+            dtype = _TYPES[entry["dtype"]]
+            if start != place or stop - start != math.prod(shape) * dtype.itemsize:
+                raise ValueError(f"{name} is not where it belongs")
+            found[name], place = (shape, dtype), stop
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise _damaged(path, f"its header is wrong ({error})") from error
+    if place != size:
+        raise _damaged(path, f"it has {size:,} bytes of tensors where its header says {place:,}")
+    return found
+
+
+def _header_bytes(tensors: dict[str, Any], note: str, payload: str) -> bytes:
+    """The beginning of a file, up to its payload; its size does not depend on the digests."""
+    entries = {_METADATA: {_NOTE: note, _PAYLOAD: payload}, **tensors}
+    entries[_METADATA][DIGEST] = sealed(entries)[DIGEST]
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _read_header(file: BinaryIO, path: str | Path) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """The entries of the tensors, the note, and the digest of the payload."""
+    size = int.from_bytes(file.read(8), "little")
+    if not 0 < size <= min(_LONGEST_HEADER, _size_of(file)):
+        raise _damaged(path, "it is truncated or not a safetensors file")
+    header = parse_json(file.read(size), f"the header of {path}")
+    metadata = header.pop(_METADATA, None) if isinstance(header, dict) else None
+    if not isinstance(metadata, dict) or _NOTE not in metadata:
+        raise _damaged(path, "it is not a file of afterdrop")
+    without = {name: value for name, value in metadata.items() if name != DIGEST}
+    check_seal(path, {_METADATA: without, **header, DIGEST: metadata.get(DIGEST)})
+    note = parse_json(metadata[_NOTE].encode(), f"the header of {path}")
+    return header, note, metadata[_PAYLOAD]
+
+
+def _opened(path: str | Path) -> BinaryIO:
+    try:
+        return cast(BinaryIO, open(path, "rb", buffering=0))
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error}") from error
+
+
+def _size_of(file: BinaryIO) -> int:
+    place = file.tell()
+    size = file.seek(0, 2)
+    file.seek(place)
+    return size
+
+
+def _fill(file: BinaryIO, content: memoryview, digest: Any) -> None:
+    """Reads into a tensor's memory, as far as the file goes, and adds what was read to a digest."""
+    place = 0
+    while got := cast(Any, file).readinto(content[place : place + _CHUNK]):
+        digest.update(content[place : place + got])
+        place += got
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor."""
+    return memoryview(cast(Any, tensor.reshape(-1).view(torch.uint8).numpy()))
+
+
+def _damaged(path: str | Path, why: str) -> DamagedError:
+    return DamagedError(f"{path} is damaged or foreign: {why}; create it again or restore a copy")

@@ -1,0 +1,96 @@
+"""The journal of a study: one line per operation, each with its number and a digest.
+
+Workers append under a lock that is released when they are killed. A line that a killed writer left
+incomplete is removed by the next one. Lines that were lost or changed are noticed, because every
+later state depends on them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from afterdrop.errors import DamagedError
+from afterdrop.file_locks import file_lock
+from afterdrop.files import DIGEST, check_seal, parse_json, sealed
+from afterdrop.tune.checks import TuneError
+
+_LINE = "line"
+
+
+class JournalFile:
+    """A journal, as Optuna's journal storage reads and writes it.
+
+    Args:
+        path: The file, which is created if necessary.
+
+    Example:
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     journal = JournalFile(Path(folder, "journal.log"))
+        ...     journal.append_logs([{"op_code": 1}, {"op_code": 2}])
+        ...     list(journal.read_logs(1))
+        [{'op_code': 2}]
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._known = (0, 0)  # a number of lines, and of the bytes that they have
+        path.touch()
+
+    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
+        """The operations from a number on.
+
+        Raises:
+            TuneError: If lines were lost or changed; says how to go on.
+        """
+        with open(self.path, "rb") as file:
+            for number, line, end in self._lines(file, log_number_from):
+                record = self._verified(number, line)
+                self._known = (number + 1, end)
+                yield record
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Appends operations and waits until they are on the disk."""
+        with file_lock(self.path.with_name(".journal.lock")), open(self.path, "rb+") as file:
+            count, end = self._known
+            for number, _, place in self._lines(file, count):
+                count, end = number + 1, place
+            file.seek(end)
+            file.truncate()  # an incomplete line, left by a killed writer
+            for number, log in enumerate(logs, start=count):
+                file.write(json.dumps(sealed({**log, _LINE: number})).encode() + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _lines(self, file: BinaryIO, first: int) -> Iterator[tuple[int, bytes, int]]:
+        """Number and content of the complete lines from `first` on, and where each ends."""
+        number, end = self._known if self._known[0] <= first else (0, 0)
+        file.seek(end)
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            end += len(line)
+            if number >= first:
+                yield number, line, end
+            number += 1
+
+    def _verified(self, number: int, line: bytes) -> dict[str, Any]:
+        source = f"line {number + 1} of {self.path}"
+        try:
+            record = parse_json(line, source)
+            if not isinstance(record, dict):
+                raise DamagedError(f"{source} is not an operation of a study")
+            check_seal(source, record)
+            if record.get(_LINE) != number:
+                raise DamagedError(f"lines before {source} are missing")
+        except DamagedError as error:
+            raise TuneError(
+                f"the journal is damaged: {error}. Restore a copy of it; or keep its first "
+                f"{number} lines (head -n {number}), from which the same command goes on; or start "
+                "a study in another folder."
+            ) from error
+        return {name: value for name, value in record.items() if name not in (_LINE, DIGEST)}
