@@ -13,6 +13,7 @@ sys.path.insert(0, str(HERE))  # for `oracles`
 # Folders and files whose tests are all of one kind that `make check` leaves out. Single tests of
 # such a kind carry the marker themselves; pyproject.toml says what the markers mean.
 KINDS = {
+    "chaos": "subprocess",
     "e2e/test_e2e_train.py": "subprocess",
     "digests": "slow",
     "evaluation/test_evaluation_enumeration.py": "slow",

@@ -16,6 +16,8 @@ from afterdrop import recipes
 from afterdrop.cli import VERBS, main
 from afterdrop.cli.resolve import resolve_model
 from afterdrop.cli.train import parse_setting
+from afterdrop.report.report_input import read_input
+from afterdrop.report.shell_commands import repeat_commands
 
 SOURCE = """
 import torch
@@ -87,6 +89,22 @@ def test_evaluate_select_predict_from_the_command_line(folder, capsys):
     assert scores.protocol.grid.alphas == (0.0, 1.0)
 
 
+def test_the_number_of_samples_can_be_left_to_a_pilot(folder, capsys):
+    arguments = ["evaluate", "mine:load_model", "mine:valid_batches", "--out", "run"]
+    assert main([*arguments, "--mask-share", "0.5"]) == 0
+    assert "pilot only, K = " in capsys.readouterr().out
+    scores = ad.Run.open("run").scores()
+    assert scores.request.adaptive.mask_share == 0.5 and scores.pilot is not None
+    assert main([*arguments, "--num-samples", "auto", "--mask-share", "0.5"]) == 0
+    assert "was already there" in capsys.readouterr().out
+    assert main(arguments) == 2
+    assert "is of other settings" in capsys.readouterr().err
+    command = repeat_commands(read_input(Path("run")))[0]
+    assert command.endswith("--num-samples auto --mask-share 0.5") and "multipliers" not in command
+    assert main(["select", "run", "--folds", "0", "--resamples", "0"]) == 0
+    assert "for 100 samples" in capsys.readouterr().out
+
+
 def test_where_the_logits_are_can_be_given_on_the_command_line(folder, capsys):
     for verb in (["sites"], ["evaluate", "--out", "run", "--quiet", "--num-samples", "2"]):
         arguments = [verb[0], "mine:Pair", "mine:valid_batches", *verb[1:]]
@@ -140,15 +158,54 @@ def test_only_the_weights_that_a_member_was_chosen_for_are_tested(folder, capsys
 
 
 @pytest.mark.subprocess
-def test_an_interrupted_training_stops_what_follows_it(folder):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_training_stops_what_follows_it(folder, number, status):
     command = [sys.executable, "-m", "afterdrop", "train", "pydoc-small", "--out", "run"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     while process.poll() is None and not (folder / "run/checkpoint/last.safetensors").exists():
         time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, said = process.communicate(timeout=120)
-    assert process.returncode == 130
-    assert b"run the same command to resume" in said
+    assert process.returncode == status
+    assert b"the same command goes on" in said
+
+
+@pytest.mark.subprocess
+@pytest.mark.parametrize("after", [0.0, 0.8])
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interrupted_evaluation_says_truly_what_is_kept(folder, number, status, after):
+    command = [sys.executable, "-m", "afterdrop", "evaluate", "mine:load_model"]
+    command += ["mine:slow_batches", "--out", "run", "--quiet", "--num-samples", "4"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    parts = folder / "run/scores/valid.parts"
+    while process.poll() is None and not (parts / ".lock").exists():
+        time.sleep(0.01)
+    time.sleep(after)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=120)
+    assert process.returncode == status
+    kept = list(parts.glob("part-*")) if parts.exists() else []
+    assert (b"finished batches are kept in" in said) == bool(kept)
+    assert (b"nothing is kept" in said) == (not kept)
+    assert bool(kept) == (after > 0)
+
+
+def test_killed_after_saving_the_same_command_succeeds(folder, capsys):
+    arguments = ["evaluate", "mine:load_model", "mine:valid_batches", "--out", "run"]
+    arguments += ["--num-samples", "4"]
+    assert main(arguments) == 0
+    before, path = capsys.readouterr().out, folder / "run/scores/valid.safetensors"
+    content = path.read_bytes()
+    parts = folder / "run/scores/valid.parts"
+    parts.mkdir()
+    (parts / "part-00000.safetensors").write_text("left by the process that was killed")
+    assert main(arguments) == 0
+    again = capsys.readouterr().out
+    assert again.split("valid.safetensors was already there")[0].split("run/")[0] in before
+    assert not parts.exists() and path.read_bytes() == content
+    path.write_bytes(content[:-1])
+    assert main(arguments) == 2
+    assert "damaged" in capsys.readouterr().err
 
 
 def test_existing_scores_are_not_replaced_unless_asked(folder, capsys):
@@ -277,6 +334,16 @@ def test_a_reader_that_goes_away_costs_nothing(folder):
     assert ad.Run.open("run").choice.num_samples == 4
 
 
+@pytest.mark.parametrize("argument", ["--help", "--version"])
+def test_a_reader_of_the_help_may_go_away(monkeypatch, argument):
+    """As `afterdrop --help | head -1` does."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        assert main([argument]) == 141
+
+
 def test_a_foreign_choice_file_is_refused(folder, capsys):
     (folder / "choice.json").write_text(json.dumps({"kind": "something"}))
     assert main(["test", "."]) == 2
@@ -303,7 +370,7 @@ def test_an_interrupted_evaluation_goes_on_and_ends_with_the_same_bytes(folder, 
     process.send_signal(signal.SIGINT)
     rest = process.communicate(timeout=60)[1]
     assert process.returncode == 130, seen + rest
-    assert "run the same command" in rest
+    assert "the same command resumes" in rest
     assert list((folder / "run/scores/valid.parts").glob("part-*"))
     assert main([*arguments, "--out", "run", "--quiet"]) == 0
     assert main([*arguments, "--out", "whole", "--quiet"]) == 0

@@ -1,9 +1,11 @@
 """`fetch` against a real server that truncates, corrupts, ignores Range, refuses and stalls."""
 
+import contextlib
 import gzip
 import hashlib
 import io
 import threading
+import tracemalloc
 import zipfile
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -51,6 +53,15 @@ class Handler(BaseHTTPRequestHandler):
         if misdeed.isdigit() or content is None:
             self.send_error(int(misdeed or 404))
             return
+        if misdeed.startswith("to "):
+            self.send_response(302)
+            self.send_header("Location", misdeed.removeprefix("to "))
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
+        if misdeed in ("endless", "trickle"):
+            self._flood(b"x" if misdeed == "trickle" else b"x" * (1 << 16))
+            return
         start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted else 0
         if misdeed == "ignore range":
             start = wanted = 0
@@ -74,6 +85,15 @@ class Handler(BaseHTTPRequestHandler):
         if misdeed == "stall":
             self.wfile.flush()
             self.server.closing.wait(5)
+
+    def _flood(self, chunk: bytes) -> None:
+        """Sends for ever, or until the client hangs up."""
+        self.send_response(200)
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            while not self.server.closing.wait(0.02 if len(chunk) == 1 else 0):
+                self.wfile.write(chunk)
+                self.wfile.flush()
 
     def log_message(self, *_: object) -> None:
         pass
@@ -109,6 +129,82 @@ def test_a_set_is_fetched_once_and_checked(toy: Server, tmp_path: Path):
     assert quick(tmp_path) == [path]
     assert len(toy.ranges) == 1
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_an_endless_body_is_cut_off(toy: Server, tmp_path: Path):
+    toy.misdeeds = ["endless"] * 9
+    with pytest.raises(FileError, match=r"more than .* bytes, the limit for this file"):
+        quick(tmp_path)
+    assert not list((tmp_path / "toy").iterdir())
+    toy.misdeeds = []
+    assert quick(tmp_path)[0].read_bytes() == PACKED
+
+
+def test_a_body_that_trickles_ends_at_the_total_time(toy: Server, tmp_path: Path):
+    toy.misdeeds = ["trickle"] * 9
+    patience = Patience(timeout=5, retries=3, backoff=0.01, total=0.5)
+    with pytest.raises(FileError, match="took longer than the total time"):
+        fetch("toy", tmp_path, patience=patience, progress=False)
+    assert len(toy.ranges) == 1
+
+
+@pytest.mark.parametrize(
+    ("address", "why"),
+    [
+        ("ftp://127.0.0.1/x", "which is not an http or https address"),
+        ("http://[::1/x", "redirects to a malformed address"),
+        ("file:///x", "is not allowed"),
+    ],
+)
+def test_only_web_addresses_are_redirected_to(toy: Server, tmp_path: Path, address: str, why: str):
+    toy.misdeeds = [f"to {address}"] * 9
+    with pytest.raises(FileError, match=why):
+        quick(tmp_path)
+    assert len(toy.ranges) == 1
+
+
+@pytest.mark.parametrize("mirror", ["http://[::1", "http://127.0.0.1:999999", "http://a b/"])
+def test_a_malformed_mirror_is_refused(toy: Server, tmp_path: Path, mirror: str):
+    with pytest.raises(DataError, match="mirror="):
+        quick(tmp_path, mirror=mirror)
+
+
+def test_a_bomb_is_not_unpacked(toy: Server, tmp_path: Path):
+    toy.files["data.gz"] = gzip.compress(bytes(100 * len(PLAIN)))
+    tracemalloc.start()
+    with pytest.raises(FileError, match=r"more than 512,000 bytes uncompressed"):
+        quick(tmp_path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10 * len(PLAIN)
+
+
+def test_a_part_is_not_written_through_a_symbolic_link(toy: Server, tmp_path: Path):
+    (tmp_path / "precious").write_text("years of work")
+    (tmp_path / "toy").mkdir()
+    (tmp_path / "toy" / "data.gz.part").symlink_to(tmp_path / "precious")
+    with pytest.raises(FileError, match="it is a symbolic link: remove it"):
+        quick(tmp_path)
+    assert (tmp_path / "precious").read_text() == "years of work"
+
+
+def test_an_encrypted_or_damaged_archive_is_refused(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_LZMA) as archive:
+        archive.writestr("data", PLAIN)
+    good = packed.getvalue()
+    encrypted = bytearray(good)
+    encrypted[6] |= 1
+    encrypted[good.index(b"PK\x01\x02") + 8] |= 1
+    damaged = good[:40] + b"\xff" * 20 + good[60:]
+    item = Download("data.zip", (server.url,), (("data", EXPECTED),))
+    monkeypatch.setitem(DOWNLOADS, "toy", (item,))
+    for content in (bytes(encrypted), damaged, good[: len(good) // 2]):
+        server.files["data.zip"] = content
+        with pytest.raises(FileError, match="damaged"):
+            quick(tmp_path)
 
 
 @pytest.mark.parametrize("misdeed", ["truncate", "stall"])
@@ -185,7 +281,7 @@ def test_a_refusal_is_not_repeated_and_the_next_address_is_tried(
 def test_unreachable_and_foreign_addresses(toy: Server, tmp_path: Path):
     with pytest.raises(FileError, match=r"127\.0\.0\.1:1/data\.gz: .*refused"):
         quick(tmp_path, mirror="http://127.0.0.1:1")
-    with pytest.raises(FileError, match="is not an http or https address"):
+    with pytest.raises(DataError, match="is not an http or https address"):
         quick(tmp_path, mirror="file:///etc")
 
 
@@ -213,6 +309,26 @@ def archive(**members: bytes) -> bytes:
     return buffer.getvalue()
 
 
+def encrypted(content: bytes) -> bytes:
+    """An archive whose members claim to be encrypted."""
+    data = bytearray(content)
+    for mark, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        data[data.find(mark) + flags] |= 1
+    return bytes(data)
+
+
+def broken(compression: int) -> bytes:
+    """An archive whose compressed content is damaged."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", compression) as file:
+        file.writestr("data", PLAIN * 50)
+    data = bytearray(buffer.getvalue())
+    data[data.find(b"data") + 13 : data.find(b"PK\x01\x02")] = b"\xff" * (
+        data.find(b"PK\x01\x02") - data.find(b"data") - 13
+    )
+    return bytes(data)
+
+
 def test_archives_give_their_checked_members(
     toy: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -225,6 +341,10 @@ def test_archives_give_their_checked_members(
         (archive(licence=b"free"), "the archive has no data"),
         (b"<html>not a zip</html>", "the archive with data is damaged"),
         (archive(data=PLAIN + b"longer"), "data in all.zip has"),
+        (encrypted(archive(data=PLAIN)), "damaged or encrypted"),
+        (broken(zipfile.ZIP_DEFLATED), "damaged or encrypted"),
+        (broken(zipfile.ZIP_LZMA), "damaged or encrypted"),
+        (broken(zipfile.ZIP_BZIP2), "damaged or encrypted"),
     ]:
         toy.files["all.zip"] = content
         with pytest.raises(FileError, match=why):

@@ -70,11 +70,14 @@ def test_train_evaluate_select_test_score_and_sample(run, capsys, tmp_path):
     assert ad.Run.open(run).choice.request.stream == stream
     assert _run_hint(capsys.readouterr().out)["predict"].request.stream == stream
     assert main(["test", str(run), "--quiet"]) == 0
-    assert "perplexity: " in capsys.readouterr().out
+    tested = capsys.readouterr().out
+    assert "perplexity: " in tested
     scores = ad.Scores.load(run / "scores" / "test.safetensors")
     assert scores.split == "test" and scores.num_targets == 12 * 7
-    assert main(["test", str(run), "--quiet"]) == 2
-    assert "used already" in capsys.readouterr().err
+    assert main(["test", str(run), "--quiet"]) == 0
+    assert capsys.readouterr().out == tested
+    assert main(["test", str(run), "--quiet", "--num-samples", "8"]) == 2
+    assert "test.safetensors" in capsys.readouterr().err
 
     (tmp_path / "new.txt").write_text("a b c\nd e\n")
     assert main(["score", str(run), str(tmp_path / "new.txt"), "--tokens"]) == 0

@@ -86,7 +86,7 @@ def write_text(folder: Path) -> Path:
 
 def metrics(folder: Path) -> list[dict]:
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    times = ("seconds", "targets_per_second")
+    times = ("seconds", "targets_per_second", "digest")
     return [{k: v for k, v in line.items() if k not in times} for line in lines]
 
 

@@ -124,9 +124,9 @@ def test_predictors_do_not_guess_the_dimension_of_classes(member):
 @pytest.mark.parametrize("flat", [True, False])
 def test_one_logit_per_example_is_refused(member, flat):
     model = nn.Sequential(mlp(classes=1), nn.Flatten(0) if flat else nn.Identity())
-    with pytest.raises(DataError, match=r"at least 2 classes.*\(0, z\)"):
+    with pytest.raises(DataError, match=r"at least 2 classes.*likelihood='binary'"):
         ad.Predictor(model, member, 4)(torch.randn(6, 5))
-    with pytest.raises(DataError, match=r"at least 2 classes.*\(0, z\)"):
+    with pytest.raises(DataError, match=r"at least 2 classes.*likelihood='binary'"):
         ad.evaluate(model, [(torch.randn(N, 5), torch.zeros(N).long())], **OPTIONS)
 
 

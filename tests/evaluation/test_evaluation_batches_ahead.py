@@ -10,8 +10,8 @@ from afterdrop.errors import DataError
 from afterdrop.evaluation.engines.dispatch import Dispatcher, EngineMaker, evaluation_engines
 from afterdrop.evaluation.loop import Execution, behind, run_evaluation
 from afterdrop.evaluation.request import Request
-from afterdrop.evaluation.scores.scores_file import read_tensors
 from afterdrop.masks.uniforms import Plan
+from afterdrop.tensor_files import read_tensors
 from oracles.zoo import mlp
 
 N = 6  # batches

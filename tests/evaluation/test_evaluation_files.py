@@ -5,10 +5,14 @@ import random
 
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 import afterdrop as ad
 from afterdrop.errors import FileError, ScoresError
+from afterdrop.evaluation import resume_store
+from afterdrop.tensor_files import write_tensors
 from oracles.zoo import AWD, mlp
 
 N = 24
@@ -94,6 +98,21 @@ def test_foreign_files_are_refused(tmp_path, metadata):
         ad.Scores.load(foreign(tmp_path, metadata))
 
 
+@given(at=st.integers(0, 2**30), bit=st.integers(0, 7))
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+def test_one_flipped_bit_is_noticed(world, tmp_path, at, bit):
+    path = tmp_path / "scores"
+    if not path.exists():
+        ad.evaluate(*world, **OPTIONS).save(path)
+    content = bytearray(path.read_bytes())
+    content[at % len(content)] ^= 1 << bit
+    (tmp_path / "flipped").write_bytes(content)
+    with pytest.raises(FileError, match="flipped"):
+        ad.Scores.load(tmp_path / "flipped")
+
+
 def test_files_that_lack_tensors_are_refused(world, tmp_path):
     scores = ad.evaluate(*world, **OPTIONS)
     del scores.tensors["sampled.target"]
@@ -103,7 +122,8 @@ def test_files_that_lack_tensors_are_refused(world, tmp_path):
 
 
 def test_other_versions_are_refused_with_both_numbers(tmp_path):
-    path = foreign(tmp_path, {"afterdrop": json.dumps({"kind": "afterdrop-scores", "version": 99})})
+    path = tmp_path / "scores"
+    write_tensors(path, {}, {"kind": "afterdrop-scores", "version": 99})
     with pytest.raises(FileError, match="99"):
         ad.Scores.load(path)
 
@@ -245,7 +265,7 @@ def test_an_interruption_inside_a_forward_pass(world, tmp_path):
 
     def stop(module, args):
         calls[0] += 1
-        if calls[0] == 14:
+        if calls[0] == 26:
             raise KeyboardInterrupt
 
     hook = model.register_forward_pre_hook(stop)
@@ -316,19 +336,86 @@ def test_resuming_with_other_weights_is_refused(world, interrupted):
         ad.evaluate(model, batches, resume=interrupted, **OPTIONS)
 
 
-def test_a_truncated_part_is_refused_by_name(world, interrupted):
-    (part,) = interrupted.glob("part-*")
-    part.write_bytes(part.read_bytes()[:-100])
-    with pytest.raises(FileError, match="part-00000"):
+def test_a_damaged_part_is_evaluated_again(world, tmp_path, monkeypatch):
+    model, batches = world
+    whole = saved(ad.evaluate(*world, **OPTIONS), tmp_path / "whole")
+    monkeypatch.setattr(resume_store, "_SECONDS", 0.0)  # one part per batch
+    with pytest.raises(KeyboardInterrupt):
+        ad.evaluate(
+            model, Interrupt(batches, 4, KeyboardInterrupt()), resume=tmp_path / "p", **OPTIONS
+        )
+    for number, damage in ((1, lambda content: content[:-100]), (2, flipped)):
+        part = tmp_path / "p" / f"part-{number:05d}.safetensors"
+        part.write_bytes(damage(part.read_bytes()))
+    with pytest.warns(UserWarning, match=r"part-0000[12].*evaluated again"):
+        resumed = ad.evaluate(*world, resume=tmp_path / "p", **OPTIONS)
+    assert saved(resumed, tmp_path / "resumed") == whole
+
+
+def flipped(content):
+    return content[:-50] + bytes([content[-50] ^ 4]) + content[-49:]
+
+
+def test_a_file_that_is_not_a_part_is_refused_by_name(world, interrupted):
+    write_tensors(interrupted / "part-00007.safetensors", {}, {"kind": "other"})
+    with pytest.raises(FileError, match="part-00007"):
         ad.evaluate(*world, resume=interrupted, **OPTIONS)
+
+
+def test_a_batch_in_two_parts_is_refused(world, interrupted):
+    (part,) = interrupted.glob("part-*")
+    (interrupted / "part-00001.safetensors").write_bytes(part.read_bytes())
+    with pytest.raises(FileError, match=r"batch 0 is in .*part-00001.* and in another"):
+        ad.evaluate(*world, resume=interrupted, **OPTIONS)
+
+
+def test_parts_stay_until_the_scores_are_saved(world, tmp_path, interrupted):
+    scores = ad.evaluate(*world, resume=interrupted, **OPTIONS)
+    assert list(interrupted.glob("part-*"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileError, match="cannot write"):
+        scores.save(tmp_path / "file" / "scores")
+    assert list(interrupted.glob("part-*"))
+    scores.save(tmp_path / "scores")
+    assert not interrupted.exists()
+
+
+def test_one_evaluation_at_a_time_uses_a_folder(world, tmp_path):
+    model, batches = world
+    whole = saved(ad.evaluate(*world, **OPTIONS), tmp_path / "whole")
+    refusals = []
+
+    def twice():
+        for number, batch in enumerate(batches):
+            if number == 0:  # the first batch is read before the folder is opened
+                yield batch
+                continue
+            with pytest.raises(FileError, match="another process is evaluating into") as refused:
+                ad.evaluate(*world, resume=tmp_path / "p", **OPTIONS)
+            refusals.append(refused)
+            yield batch
+
+    (tmp_path / "p").mkdir()
+    (tmp_path / "p" / ".lock").write_text("")  # of a process that was killed
+    scores = ad.evaluate(model, twice(), resume=tmp_path / "p", **OPTIONS)
+    assert len(refusals) == len(batches) - 1
+    assert saved(scores, tmp_path / "scores") == whole
+
+
+def test_resuming_with_other_code_or_state_is_refused(world, interrupted):
+    """The weights are the same, but not what the model makes of them."""
+    model, batches = world
+    model.register_forward_hook(lambda module, inputs, output: output * 1.5)
+    with pytest.raises(FileError, match=r"gives other logits .* although its weights are the same"):
+        ad.evaluate(model, batches, resume=interrupted, **OPTIONS)
 
 
 def test_other_files_in_the_folder_survive(world, tmp_path):
     folder = tmp_path / "run"
     folder.mkdir()
     (folder / "precious.txt").write_text("years of work")
-    ad.evaluate(*world, resume=folder, **OPTIONS)
-    assert (folder / "precious.txt").read_text() == "years of work"
+    ad.evaluate(*world, resume=folder, **OPTIONS).save(tmp_path / "scores")
+    assert [path.name for path in folder.iterdir()] == ["precious.txt"]
 
 
 def test_finished_parts_are_kept_when_the_data_turn_out_bad(world, tmp_path):

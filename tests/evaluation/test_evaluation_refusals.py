@@ -189,7 +189,7 @@ def test_a_model_without_dropout_is_refused():
     [
         (None, [good()], "model is NoneType"),
         (nn.Linear, [good()], "model is the class Linear"),
-        ([good()], mlp(), "model is list"),
+        ([good()], mlp(), "model 0 is tuple; give modules"),
         (mlp(), 5, "batches is int"),
     ],
 )

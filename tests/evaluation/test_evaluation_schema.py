@@ -197,7 +197,7 @@ def test_multipliers_evaluated_apart_join_to_the_scores_of_all():
 def test_room_for_all_targets_has_the_shape_of_the_whole(scores):
     for name, tensor in scores.tensors.items():
         piece = schema.select_targets(name, tensor, torch.arange(2))
-        room = schema.empty_like(name, piece, scores.num_targets)
+        room = torch.empty(schema.room_shape(name, piece, scores.num_targets), dtype=piece.dtype)
         assert room.shape == tensor.shape and room.dtype == tensor.dtype
 
 

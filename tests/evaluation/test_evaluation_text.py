@@ -1,4 +1,5 @@
 import dataclasses
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -6,6 +7,7 @@ import torch.nn.functional as F
 
 import afterdrop as ad
 from afterdrop.errors import DataError
+from afterdrop.evaluation import resume_store
 from afterdrop.evaluation.engines.integrated_mean import IntegratedMean
 from afterdrop.evaluation.loop import Execution
 from afterdrop.evaluation.request import Request, StreamSettings
@@ -207,6 +209,22 @@ def test_an_interrupted_sampled_carry_goes_on_with_its_states(model, text, tmp_p
     assert list((tmp_path / "p").glob("part-*"))
     monkeypatch.setattr(LanguageModel, "forward", original)
     resumed = evaluated(model, text, stream, resume=tmp_path / "p")
+    for name, tensor in whole.tensors.items():
+        assert torch.equal(tensor, resumed.tensors[name]), name
+
+
+@pytest.mark.parametrize("carry", ["sampled", "deterministic"])
+def test_a_missing_part_is_evaluated_again(model, text, tmp_path, monkeypatch, carry):
+    stream = StreamSettings(window=10 if carry == "sampled" else 1, carry=carry)
+    whole = evaluated(model, text, stream)
+    monkeypatch.setattr(resume_store, "_SECONDS", 0.0)  # one part per batch
+    evaluated(model, text, stream, resume=tmp_path / "p")
+    parts = sorted((tmp_path / "p").glob("part-*"))
+    assert len(parts) > 3
+    parts[1].unlink()
+    warned = pytest.warns(UserWarning, match="continues from a part that is missing")
+    with warned if carry == "sampled" else nullcontext():
+        resumed = evaluated(model, text, stream, resume=tmp_path / "p")
     for name, tensor in whole.tensors.items():
         assert torch.equal(tensor, resumed.tensors[name]), name
 

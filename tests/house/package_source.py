@@ -12,9 +12,12 @@ PACKAGE = ROOT / "src" / "afterdrop"
 OPTIONAL = {
     "fcntl",
     "greenlet",
+    "lightning.pytorch",
+    "lm_eval",
     "matplotlib",
     "optuna",
     "psycopg",
+    "pytorch_lightning",
     "scipy",
     "sklearn",
     "tensorboard",

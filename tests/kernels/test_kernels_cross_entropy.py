@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from afterdrop.kernels.cross_entropy import cross_entropy
+from afterdrop.kernels.sample_cross_entropy import sample_cross_entropy
 
 pytestmark = kernel_device.quiet
 device = kernel_device.device
@@ -64,3 +65,35 @@ def test_masked_classes_have_no_gradient(device):
     shown = wanted.isfinite()  # a row whose target is masked has an infinite loss
     torch.testing.assert_close(loss.double().cpu()[shown], wanted.detach()[shown])
     assert not gradient[shown.to(device)][:, [3, 50]].any()
+
+
+@pytest.mark.parametrize("samples", [1, 3, 8])
+@pytest.mark.parametrize("V", [13, 2051])
+def test_the_mean_of_samples_matches_float64(V, samples, device):
+    """Two steps of three rows; the effective number of samples is 1 / Σ w²."""
+    time, B, scale = 2, 3, 0.25
+    logits = torch.randn(time, samples, B, -(-V // 8) * 8) * 2
+    bias, targets = torch.randn(V), torch.randint(V, (time, 1, B))
+    targets[0, 0, 0], targets[1, 0, 2] = 0, V - 1
+    logits[..., V:] = 1e9  # neither read nor written
+    gradient = logits.flatten(0, 2).to(device, copy=True)
+    loss, effective = torch.empty(2, time * B, device=device)
+    repeated = targets.expand(time, samples, B).flatten().to(device)
+    sample_cross_entropy(gradient, bias.to(device), repeated, loss, effective, B, scale)
+    exact = logits[..., :V].double().requires_grad_()
+    own = (
+        (exact + bias.double())
+        .log_softmax(-1)
+        .gather(-1, targets.expand(time, samples, B).unsqueeze(-1))[..., 0]
+    )
+    wanted = -(own.exp().mean(1).log())
+    (scale * wanted.sum()).backward()
+    near = {"rtol": 1e-5, "atol": 2e-6}
+    torch.testing.assert_close(loss.double().cpu(), wanted.detach().flatten(), **near)
+    weights = own.detach().softmax(1)
+    torch.testing.assert_close(
+        effective.double().cpu(), 1 / weights.square().sum(1).flatten(), **near
+    )
+    found = gradient[:, :V].double().cpu()
+    torch.testing.assert_close(found, exact.grad.flatten(0, 2), rtol=1e-4, atol=1e-7)
+    assert (gradient[:, V:] == 1e9).all()

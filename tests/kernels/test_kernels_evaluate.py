@@ -29,10 +29,12 @@ device = kernel_device.device
     ("name", "lifetime"),
     [
         ("two layers", "window"),
-        ("two layers", "stream"),
         ("projection", "stream"),
+        ("Mogrifier", "stream"),
         ("untied plain stack", "window"),
         ("room for one bias", "window"),
+        ("embedding rows", "window"),
+        ("embedding rows", "stream"),
     ],
 )
 def test_all_scores_match_the_plain_engine(name, lifetime, device):

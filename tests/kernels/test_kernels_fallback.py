@@ -81,7 +81,15 @@ def test_triton_must_be_installed_completely(found, monkeypatch):
         ({"input_gate": "tied"}, "input_gate is 'tied'"),
         ({"stacking": "residual"}, "stacking is 'residual'"),
         ({"update_dropout": 0.1}, "update_dropout is 0.1"),
-        ({"embedding_dropout": 0.2}, "embedding_dropout is 0.2"),
+        ({"mogrifier_rounds": 2}, "mogrifier_rank is 0"),
+        ({"mogrifier_rounds": 2, "mogrifier_rank": 256}, "mogrifier_rank is 256"),
+        ({"mogrifier_rounds": 2, "mogrifier_rank": 84}, None),
+        ({"embedding_dropout": 0.2}, None),
+        (
+            {"embedding_dropout": 0.2, "embedding_rows": "input_and_softmax"},
+            "embedding_rows is 'input_and_softmax'",
+        ),
+        ({"embedding_rows": "input_and_softmax"}, None),
         ({"stacking": "residual", "hidden_sizes": (4,)}, None),  # with one layer the same as skip
         ({"tied": False, "embedding_size": 3, "input_gate": "plain"}, None),
     ],
@@ -102,8 +110,10 @@ def test_runs_that_kernels_do_not_support(folder, able):
     classifier = "only language models have kernels"
     assert why_not(tiny_run.config(folder), task=object()) == classifier
     assert why_not(tiny_run.config(folder), model=nn.Linear(2, 2)) == classifier
-    several = tiny_run.config(folder, objective={"samples": 2})
-    assert why_not(several) == "objective.samples is 2"
+    assert why_not(tiny_run.config(folder, objective={"samples": 2})) is None
+    assert why_not(tiny_run.config(folder, objective={"alpha": 0.5})) is None
+    several = tiny_run.config(folder, objective={"samples": 2, "alpha": 0.5})
+    assert why_not(several) == "objective.alpha is 0.5 with 2 samples"
     other = tiny_run.config(folder, optimiser={"name": "adam"})
     assert why_not(other) == "optimiser.name is 'adam'"
     assert why_not(tiny_run.config(folder, {"layer_norm": True})) == "layer_norm is True"
@@ -130,10 +140,20 @@ def test_the_device_is_the_first_reason_of_a_run(folder):
     assert reason == "cpu is not a CUDA device"
 
 
-def test_a_run_shared_by_ranks_has_no_kernels(folder, able):
-    run = tiny_run.trainer(tiny_run.config(folder), CPU)
-    shared = Trainer(run.config, run.task, run.model, Ranks(0, 2))
-    assert run._why_not_fused() is None and shared._why_not_fused() == "2 ranks train it"
+class OtherRankFails(Ranks):
+    """Two ranks, of which the other one reports a failure."""
+
+    def max(self, number):
+        return 1
+
+
+def test_a_run_whose_kernels_fail_on_another_rank_goes_on_without_them(folder, able):
+    run = tiny_run.trainer(tiny_run.config(folder, objective={"batch_size": 4}), CPU)
+    assert run._why_not_fused() is None
+    shared = Trainer(run.config, run.task, run.model, OtherRankFails(0, 2))
+    assert shared._why_not_fused() is None and shared._kernels() is None
+    assert shared.plain == "a kernel cannot run on another rank"
+    assert shared._kernels() is None  # and it is not tried again
 
 
 @pytest.mark.parametrize(

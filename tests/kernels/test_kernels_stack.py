@@ -1,6 +1,6 @@
 """The stack's kernels against float64 autograd over sizes, gates, stackings and masks."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import kernel_device
 import pytest
@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kernel_device import relative, within
 
-from afterdrop.kernels import lstm_stack
+from afterdrop.kernels import stack_sizes
 from afterdrop.kernels.lstm_stack import Stack, StackShape, StackWeights
+from afterdrop.kernels.stack_sizes import StackSizes
 from oracles.stack import stack as reference
 
 pytestmark = kernel_device.quiet
@@ -27,6 +28,7 @@ class Found:
     c: torch.Tensor
     layers: list[tuple[torch.Tensor, ...]]
     x: torch.Tensor
+    rounds: list[list[tuple[torch.Tensor, ...]]]
 
 
 def spread(mask, sharing, layers, shape):
@@ -54,8 +56,19 @@ def run(shape, state, inter, device, sizes=None):
     ]
     x, h, c = normal(time, B, shape.inputs).requires_grad_(), normal(L, B, H), normal(L, B, H)
     dy = normal(time, B, H)
+    rounds = [
+        [make_round(shape, inputs, number, normal) for number in range(shape.rounds)]
+        for inputs in (shape.inputs, *[H] * (L - 1))
+    ]
+
+    def copied(parts):
+        return tuple(p.detach().float().to(device) for p in parts)
+
     weights = StackWeights(shape, torch.float32, device)
-    weights.pack([tuple(p.detach().float().to(device) for p in layer) for layer in layers])
+    weights.pack(
+        [copied(layer) for layer in layers],
+        [[(copied(own[:2]), *copied(own[2:])) for own in layer] for layer in rounds],
+    )
     made = Stack(shape, weights, state, inter, sizes=sizes)
     for mask in made.masks:
         kept = torch.rand(mask.shape, generator=generator) >= 0.3
@@ -75,9 +88,16 @@ def run(shape, state, inter, device, sizes=None):
         steps = time if state == "step" else 1
         mask = (torch.rand(steps, B, made.out.shape[-1], generator=generator) > 0.3) / 0.7
     made.backward(wide_dy, None if mask is None else mask.to(device))
-    y, h, c = reference(x, h, c, layers, masks, shape.capped, shape.skip)
+    y, h, c = reference(x, h, c, layers, masks, shape.capped, shape.skip, rounds)
     y.backward(dy if mask is None else dy * mask[..., :H])
-    return Found(made, y, h, c, layers, x)
+    return Found(made, y, h, c, layers, x, rounds)
+
+
+def make_round(shape, inputs, number, normal):
+    """D, U and b of a round, whose gates are not saturated."""
+    read, gated = (inputs, shape.hidden) if number % 2 else (shape.hidden, inputs)
+    parts = normal(shape.rank, read) / read**0.5, normal(gated, shape.rank) / shape.rank**0.5
+    return tuple(part.requires_grad_() for part in (*parts, normal(gated)))
 
 
 def check(found, device):
@@ -94,6 +114,20 @@ def check(found, device):
         assert relative(d_h[:, H], bias.grad) < nearly
     inputs = stack.input_gradient()[:, : stack.shape.inputs]
     assert relative(inputs.view_as(found.x), found.x.grad) < nearly
+
+
+def check_rounds(found, device):
+    """Gradients of the weights and biases of rounds within 1e-5 (5e-3)."""
+    stack, nearly = found.stack, within(device, 1e-5, 5e-3)
+    weights = stack.weights.rounds
+    d_down, d_up = (torch.full_like(w, torch.nan) for w in (weights.down, weights.up))
+    stack.round_gradients(d_down, d_up)
+    for layer, rounds in enumerate(found.rounds):
+        for number, (down, up, bias) in enumerate(rounds):
+            (rank, read), gated = down.shape, len(up)
+            assert relative(d_down[number, layer, :rank, :read], down.grad) < nearly
+            assert relative(d_up[number, layer, :gated, :rank], up.grad) < nearly
+            assert relative(d_up[number, layer, :gated, rank], bias.grad) < nearly
 
 
 def weight_gradients(stack):
@@ -113,6 +147,13 @@ def check_padding(stack):
         assert not tensor[..., H:].any()
     assert not stack.x[1:, ..., H:].any() and not stack.x[0, ..., stack.shape.inputs :].any()
     assert (stack.h[:, :-1, :, H] == 1).all() and not stack.h[..., H + 1 :].any()
+
+
+def many_rows():
+    """Sizes for many rows and any units; one stage, as float32 takes twice the shared memory."""
+    many = stack_sizes.MANY
+    forward = many.forward | {"BLOCK_U": 32, "num_stages": 1}
+    return replace(many, forward=forward, products=many.products | {"num_stages": 1})
 
 
 CASES = [
@@ -135,8 +176,32 @@ def test_outputs_and_gradients_match_float64(case, device):
     check_padding(found.stack)
 
 
+ROUNDS = [
+    # the case, rounds, rank
+    (CASES[0], 1, 1),
+    (CASES[2], 5, 3),
+    (CASES[3], 4, 2),
+    ((70, 9, 2, 17, 2, True, True, "step", "none"), 3, 33),
+    ((3, 70, 1, 2, 2, True, False, "sequence", "none"), 2, 5),
+    ((3, 5, 1, 513, 1, True, True, "none", "none"), 2, 2),  # the largest programs
+]
+
+
+@pytest.mark.parametrize(("case", "rounds", "rank"), ROUNDS, ids=str)
+def test_outputs_and_gradients_with_mogrifier_rounds_match_float64(case, rounds, rank, device):
+    *sizes, state, inter = case
+    found = run(StackShape(*sizes, rounds=rounds, rank=rank), state, inter, device)
+    check(found, device)
+    check_rounds(found, device)
+    check_padding(found.stack)
+
+
 @pytest.mark.parametrize("case", CASES[2:5], ids=str)
-@pytest.mark.parametrize("sizes", [lstm_stack._LONG, lstm_stack._WIDE], ids=["long", "wide"])
+@pytest.mark.parametrize(
+    "sizes",
+    [StackSizes(16, stack_sizes.LONG), StackSizes(16, stack_sizes.WIDE), many_rows()],
+    ids=["long", "wide", "many rows"],
+)
 def test_programs_of_other_sizes_match_float64(sizes, case, device):
     *shape, state, inter = case
     found = run(StackShape(*shape), state, inter, device, sizes)
@@ -146,10 +211,22 @@ def test_programs_of_other_sizes_match_float64(sizes, case, device):
 
 def test_programs_have_the_smallest_size_that_gives_each_a_multiprocessor():
     large, small = 227 * 2**10, 99 * 2**10
-    assert lstm_stack.forward_sizes(960, 2, 132, large) is lstm_stack._LONG  # 120 programs
-    assert lstm_stack.forward_sizes(736, 4, 132, large) is lstm_stack._WIDE  # 184, so 92
-    assert lstm_stack.forward_sizes(1248, 4, 132, large) is lstm_stack._SMALL  # 312, 156
-    assert lstm_stack.forward_sizes(960, 2, 132, small) is lstm_stack._SMALL
+
+    def forward(hidden, layers, memory):
+        return stack_sizes.stack_sizes(hidden, layers, 64, 132, memory).forward
+
+    assert forward(960, 2, large) is stack_sizes.LONG  # 120 programs
+    assert forward(736, 4, large) is stack_sizes.WIDE  # 184, so 92
+    assert forward(1248, 4, large) is stack_sizes.SMALL  # 312, 156
+    assert forward(960, 2, small) is stack_sizes.SMALL
+
+
+def test_many_rows_have_large_tiles_where_they_fit():
+    sizes = [stack_sizes.stack_sizes(960, 2, rows, 132, 227 * 2**10) for rows in (511, 512)]
+    assert sizes[0].rows == 64 and sizes[1] == stack_sizes.MANY
+    narrow = stack_sizes.stack_sizes(736, 4, 512, 132, 227 * 2**10)
+    assert (narrow.rows, narrow.forward["BLOCK_U"]) == (128, 32)
+    assert stack_sizes.stack_sizes(960, 2, 512, 108, 99 * 2**10).rows == 64
 
 
 @given(

@@ -46,6 +46,18 @@ def test_elements_do_not_depend_on_the_size_or_dtype_of_the_mask(device):
     assert torch.equal(half, long.half())
 
 
+@pytest.mark.parametrize("samples", [1, 2])
+def test_parts_of_a_batch_have_the_masks_of_the_whole_one(samples, device):
+    """Masks [time, samples · rows, units] of five rows, of which two parts hold two and three."""
+    steps, rows, units = 3, 5, 300
+    whole = drawn(device, shape=(steps, samples, rows, units), site=2, step=9)
+    for first, count in ((0, 2), (2, 3)):
+        mask = torch.full((steps, samples, count, units), -1.0, device=device)
+        part = count * units, rows * units, first * units
+        draw_mask(mask, torch.tensor(9, device=device), 0, 2, 0.3, part)
+        assert torch.equal(mask, whole[:, :, first : first + count])
+
+
 @pytest.mark.parametrize("rows", [2, 6], ids=["shared over time", "per step"])
 @pytest.mark.parametrize("gather", [False, True])
 def test_rows_times_their_mask_are_rounded_into_the_first_columns(rows, gather, device):
@@ -78,3 +90,16 @@ def test_masked_rows_are_added_to_rows_of_a_table(rows, device):
     wanted[:, :1100].index_add_(0, index, scaled[:, :1100])
     scatter_masked(source, mask, table, 1100, index)
     torch.testing.assert_close(table, wanted)
+
+
+def test_rows_of_a_table_have_factors(device):
+    table, mask = torch.randn(9, 32, device=device), torch.randn(2, 32, device=device)
+    index = torch.tensor([8, 0, 3, 3, 1, 5], device=device)
+    factors = torch.rand(9, device=device)
+    found, total = torch.zeros(6, 32, device=device), torch.zeros(9, 32, device=device)
+    apply_mask(table, mask, found, 32, index, factors)
+    wanted = table[index] * mask.repeat(3, 1) * factors[index, None]
+    torch.testing.assert_close(found, wanted)
+    scatter_masked(found, mask, total, 32, index, factors)
+    again = wanted * mask.repeat(3, 1) * factors[index, None]
+    torch.testing.assert_close(total, torch.zeros_like(total).index_add_(0, index, again))

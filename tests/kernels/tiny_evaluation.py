@@ -7,7 +7,8 @@ import torch
 import afterdrop as ad
 from afterdrop.data import EvalStripes
 from afterdrop.evaluation.engines.dispatch import Dispatcher, EngineMaker
-from afterdrop.evaluation.engines.generic import GenericEngine, ModelPasses, Operations
+from afterdrop.evaluation.engines.generic import GenericEngine, Operations
+from afterdrop.evaluation.engines.model_passes import ModelPasses
 from afterdrop.evaluation.engines.text import TextPasses
 from afterdrop.evaluation.engines.text_fused import TextFusedEngine
 from afterdrop.evaluation.loop import Execution, run_evaluation
@@ -142,6 +143,15 @@ MODELS = {
         "state_dropout": 0.3,
         "output_dropout": 0.5,
     },
+    "Mogrifier": {
+        "hidden_sizes": (6, 6),
+        "embedding_size": 4,
+        "mogrifier_rounds": 3,
+        "mogrifier_rank": 2,
+        "input_dropout": 0.4,
+        "state_dropout": 0.3,
+        "output_dropout": 0.5,
+    },
     "projection": {
         "hidden_sizes": (6,),
         "embedding_size": 4,
@@ -153,6 +163,13 @@ MODELS = {
         "projection_dropout": 0.2,
     },
     "room for one bias": {"hidden_sizes": (31,), "state_dropout": 0.3, "output_dropout": 0.5},
+    "embedding rows": {
+        "hidden_sizes": (6,),
+        "embedding_size": 4,
+        "embedding_dropout": 0.4,
+        "input_dropout": 0.3,
+        "output_dropout": 0.2,
+    },
     "untied plain stack": {
         "hidden_sizes": (5, 5),
         "tied": False,

@@ -4,6 +4,7 @@ import torch
 
 from afterdrop.data import load_text
 from afterdrop.models import LanguageModel
+from afterdrop.ranks import SINGLE_PROCESS
 from afterdrop.train import TrainConfig
 from afterdrop.train.text_task import TextTask
 from afterdrop.train.trainer import Trainer
@@ -37,14 +38,14 @@ def config(folder, model=None, **sections):
     return TrainConfig.from_dict(base)
 
 
-def trainer(config, device) -> Trainer:
+def trainer(config, device, ranks=SINGLE_PROCESS) -> Trainer:
     """A fresh run on a device, always with the same weights."""
     torch.manual_seed(0)
     text = load_text(config.data.name, level="word")
-    task = TextTask(config, text, device)
+    task = TextTask(config, text, device, ranks)
     model = task.build_model()
     assert isinstance(model, LanguageModel)
     with torch.no_grad():
         for parameter in model.parameters():  # initial weights are too small to show errors
             parameter.mul_(3.0)
-    return Trainer(config, task, model.to(device))
+    return Trainer(config, task, model.to(device), ranks)

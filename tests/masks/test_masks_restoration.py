@@ -139,6 +139,7 @@ def test_a_model_that_fails_on_another_batch_size_is_not_batched_and_is_restored
 @pytest.mark.parametrize("at", [9, 12])
 def test_everything_is_restored_after_an_exception_in_an_evaluation(case, at):
     model, x, options, targets = failing(case, at)
+    options["compute_once"] = False  # a failure there falls back to all modules
     before = snapshot(model)
     with pytest.raises(KeyError, match="boom"):
         ad.evaluate(model, [(x, targets)] * 3, grid=GRID, num_samples=4, **options)
@@ -229,3 +230,26 @@ def test_tf32_set_through_the_newer_interface_is_left_as_it_was():
     finally:
         place.fp32_precision = before
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_hooks_that_the_first_pass_registers_are_not_registered_twice():
+    class Capturing(nn.Module):
+        """Registers hooks on its first pass and notes that, as models of transformers do."""
+
+        def __init__(self):
+            super().__init__()
+            self.inner, self.out, self.captured = nn.Linear(4, 8), nn.Linear(8, 3), []
+
+        def forward(self, x):
+            if not getattr(self, "installed", False):
+                self.inner.register_forward_hook(lambda *call: self.captured.append(call[-1]))
+                self.installed = True
+            self.captured.clear()
+            out = self.out(torch.dropout(self.inner(x), 0.5, self.training))
+            assert len(self.captured) == 1
+            return out
+
+    model, x = Capturing(), torch.randn(6, 4)
+    ad.evaluate(model, [(x, torch.zeros(6, dtype=torch.int64))], num_samples=4)
+    assert not model.inner._forward_hooks and not hasattr(model, "installed")
+    model(x)

@@ -1,11 +1,15 @@
 """Uniform draws: their distribution, and what they depend on."""
 
+import hashlib
+
 import numpy as np
 import pytest
 import torch
 from scipy import stats
 
 from afterdrop.errors import DataError
+from afterdrop.masks import small_draws
+from afterdrop.masks import uniforms as uniforms_file
 from afterdrop.masks.uniforms import Plan, site_key, uniforms
 
 SCHEMES = ("lhs", "iid", "antithetic")
@@ -19,7 +23,7 @@ def draw(plan, samples=None, examples=4, coords=(5, 6), key=KEY):
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-@pytest.mark.parametrize("seed", [0, 1, -7, 2**70])
+@pytest.mark.parametrize("seed", [0, 1, -7, 2**63 - 1])
 def test_marginal_distribution_is_uniform(scheme, seed):
     u = draw(
         Plan(2, seed, scheme) if scheme != "antithetic" else Plan(4, seed, scheme), examples=200
@@ -215,3 +219,36 @@ def test_suggested_number_of_samples_is_valid():
     with pytest.raises(DataError, match="try 8"):
         Plan(7)
     assert Plan(8).num_samples == 8
+
+
+@pytest.mark.parametrize("size", [1, 2, 10, 100, 256, 1000])
+@pytest.mark.parametrize(("examples", "coords"), [(None, (3, 4)), (3, ()), (5, (7,)), (2, (3, 5))])
+def test_few_units_are_drawn_as_many_are(monkeypatch, size, examples, coords):
+    """NumPy draws few units; torch must agree to the bit, for any part of the samples."""
+    numbers = None if examples is None else torch.arange(2**40, 2**40 + examples)
+    for samples in (range(size), range(size // 3, size // 2 + 1)):
+        drawn = []
+        for limit in (0, small_draws.LIMIT):
+            monkeypatch.setattr(small_draws, "LIMIT", limit)
+            drawn.append(uniforms(Plan(size, 3), KEY, samples, numbers, coords))
+        assert torch.equal(*drawn) and drawn[1].shape[0] == len(samples)
+
+
+def test_draws_are_those_recorded():
+    """Scores of earlier versions can be repeated: draws never change."""
+    found = hashlib.sha256()
+    for scheme in SCHEMES:
+        for size in (4, 8, 256, 1024):
+            found.update(draw(Plan(size, 5, scheme)).numpy().tobytes())
+    assert found.hexdigest()[:16] == "6034b1620ebc4862"
+
+
+def test_tables_of_hypercubes_take_a_bounded_memory():
+    """Samples of any number share 32 MiB; each evaluation is told what its own take."""
+    for size in (64, 256, 4096):
+        plan = Plan(size)
+        draw(plan, examples=1, coords=(2,))
+        kept = sum(table.nbytes for table in uniforms_file._tables._kept.values())
+        assert kept <= uniforms_file._tables.limit == 2**25
+        assert uniforms_file.table_bytes(plan) == min(2**25, size * 32768 * 4)
+    assert uniforms_file.table_bytes(Plan(64, scheme="iid")) == 0

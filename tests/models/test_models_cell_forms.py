@@ -76,7 +76,7 @@ def loop_of_cells(gate, mask):
 def unrolled(gate, mask):
     def form(x, h, c, w_x, w_h, bias):
         gates = x @ w_x.t() + bias
-        return unrolled_recurrence(gates, (h, c), lambda h: h @ w_h.t(), gate, (mask, None))
+        return unrolled_recurrence(gates, (h, c), lambda g, h: g + h @ w_h.t(), gate, (mask, None))
 
     *inputs, dy = make_inputs()
     return by_autograd(form, inputs, dy, torch.float32)

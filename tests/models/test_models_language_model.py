@@ -39,7 +39,10 @@ def configurations(draw):
         input_gate=draw(st.sampled_from(["capped", "tied", "plain"])),
         stacking=draw(st.sampled_from(["skip", "residual", "plain"])),
         layer_norm=hidden > 1 and draw(st.booleans()),
+        mogrifier_rounds=draw(st.integers(0, 5)),
+        mogrifier_rank=draw(st.integers(0, 2)),
         embedding_dropout=draw(st.sampled_from([0.0, 0.4])),
+        softmax_components=draw(st.sampled_from([1, 1, 3])),
         embedding_rows=draw(st.sampled_from(["input", "input_and_softmax"])) if tied else "input",
         **sites,
     )
@@ -51,6 +54,7 @@ def oracle_masks(watcher, time):
         "stack.input_dropout": "input",
         "output_dropout": "output",
         "projection_dropout": "projection",
+        "mixture.projection_dropout": "projection",
         "embedding_dropout": "embedding",
     }
     masks = {}
@@ -72,6 +76,9 @@ def oracle_masks(watcher, time):
 def test_whole_model_with_every_site_equals_the_oracle(config, batch, time, seed):
     generator = torch.Generator().manual_seed(seed)
     model = LanguageModel(config, generator).double()
+    for layer in model.stack.layers:
+        for bias in layer.mogrifier.bias:  # they start at 0, which would hide a missing one
+            torch.nn.init.normal_(bias, generator=generator)
     tokens = torch.randint(config.vocabulary, (batch, time), generator=generator)
     state = tuple(
         tuple(torch.randn(2, *h.shape, generator=generator, dtype=torch.float64))
@@ -80,7 +87,8 @@ def test_whole_model_with_every_site_equals_the_oracle(config, batch, time, seed
     with Watcher(model, seed) as watcher:
         logits, after = model(tokens, state)
     assert not watcher.stray
-    own = {n: p.detach().numpy() for n, p in model.named_parameters() if "." not in n}
+    parameters = model.named_parameters()
+    own = {n: p.detach().numpy() for n, p in parameters if not n.startswith("stack.")}
     layers = [
         {n: p.detach().numpy() for n, p in layer.named_parameters()} for layer in model.stack.layers
     ]
@@ -187,12 +195,13 @@ def test_budget_of_wikitext2_has_the_published_count():
 
 @pytest.mark.parametrize("layer_norm", [False, True])
 @pytest.mark.parametrize("tied_gates", [False, True])
-def test_budget_is_kept_and_used(layer_norm, tied_gates):
-    options = {"layer_norm": layer_norm, "tied_gates": tied_gates, "embedding_ratio": 0.5}
-    sizes = sizes_within(50_000, 100, 2, **options)
+@pytest.mark.parametrize("rounds, rank", [(0, 0), (3, 0), (3, 7)])
+def test_budget_is_kept_and_used(layer_norm, tied_gates, rounds, rank):
+    options = {"layer_norm": layer_norm, "mogrifier_rounds": rounds, "mogrifier_rank": rank}
+    sizes = sizes_within(50_000, 100, 2, tied_gates=tied_gates, embedding_ratio=0.5, **options)
     gate = "tied" if tied_gates else "capped"
     config = LanguageModelConfig(
-        100, (sizes.hidden,) * 2, sizes.embedding, layer_norm=layer_norm, input_gate=gate
+        100, (sizes.hidden,) * 2, sizes.embedding, input_gate=gate, **options
     )
     assert sum(p.numel() for p in LanguageModel(config).parameters()) == sizes.parameters <= 50_000
     larger = dataclasses.replace(
@@ -222,6 +231,9 @@ def test_configuration_survives_json():
         ({"stacking": "dense"}, "'skip'"),
         ({"input_gate": "open"}, "'capped'"),
         ({"forget_bias": float("nan")}, "forget_bias"),
+        ({"mogrifier_rounds": -1}, "mogrifier_rounds is -1"),
+        ({"mogrifier_rounds": 2.0}, "mogrifier_rounds"),
+        ({"mogrifier_rank": True}, "mogrifier_rank"),
         ({"state_dropout": 1.0}, "state_dropout is 1.0"),
         ({"state_dropout": None}, "state_dropout"),
         ({"input_dropout": -0.1}, "input_dropout"),

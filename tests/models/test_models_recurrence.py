@@ -40,7 +40,7 @@ def fused(gate, masks, x, h, c, w_x, w_h, b):
 
 
 def plain(gate, masks, x, h, c, w_x, w_h, b):
-    return unrolled_recurrence(x @ w_x.t() + b, (h, c), lambda h: h @ w_h.t(), gate, masks)
+    return unrolled_recurrence(x @ w_x.t() + b, (h, c), lambda x, h: x + h @ w_h.t(), gate, masks)
 
 
 @settings(max_examples=40, deadline=None)

@@ -24,8 +24,25 @@ def dot_rows(weight, vector) -> list[float]:
     return [sum(float(w) * v for w, v in zip(row, vector)) for row in weight]
 
 
+def mogrify(x, h, p):
+    """Rounds of the Mogrifier: x gated by h, h by x, and so on, one unit at a time."""
+    number = 0
+    while f"mogrifier.bias.{number}" in p:
+        read, gated = (x, h) if number % 2 else (h, x)
+        if f"mogrifier.weight.{number}" in p:
+            sums = dot_rows(p[f"mogrifier.weight.{number}"], read)
+        else:
+            inner = dot_rows(p[f"mogrifier.down.{number}"], read)
+            sums = dot_rows(p[f"mogrifier.up.{number}"], inner)
+        bias = p[f"mogrifier.bias.{number}"]
+        gated = [v * 2 * sigmoid(s + float(b)) for v, s, b in zip(gated, sums, bias)]
+        x, h = (x, gated) if number % 2 else (gated, h)
+        number += 1
+    return x, h
+
+
 def layer(x, h0, c0, p, gate="capped", state_mask=None, update_mask=None):
-    """All h [time, B, H] and the last c. `p`: weight_x, weight_h, bias, and layer-norm gains.
+    """All h [time, B, H] and the last c. `p`: weight_x, weight_h, bias, layer-norm gains, rounds.
 
     Rows of the weights are the gates j, o, f, i, H of each.
     """
@@ -40,7 +57,8 @@ def layer(x, h0, c0, p, gate="capped", state_mask=None, update_mask=None):
             kept = [
                 v * (1.0 if state_mask is None else state_mask[t][b][u]) for u, v in enumerate(h)
             ]
-            from_x, from_h = dot_rows(p["weight_x"], x[t][b]), dot_rows(p["weight_h"], kept)
+            entering, kept = mogrify([float(v) for v in x[t][b]], kept, p)
+            from_x, from_h = dot_rows(p["weight_x"], entering), dot_rows(p["weight_h"], kept)
             if "gain_x" in p:
                 from_x = layer_norm(from_x, p["gain_x"])
                 from_h = layer_norm(from_h, p["gain_h"])
@@ -81,8 +99,35 @@ def stack(x, states, layers, gate="capped", stacking="skip", masks=None):
     return (hs[-1] if stacking == "plain" else sum(hs)), after
 
 
+def softmax(logits) -> list[float]:
+    largest = max(logits)
+    powers = [math.exp(v - largest) for v in logits]
+    return [v / sum(powers) for v in powers]
+
+
+def mixture_of_softmaxes(y, table, p, masks=None, temperature=1.0):
+    """Log-probabilities [time, B, V]: the logarithm of a sum of probabilities, class by class.
+
+    `temperature` divides the logits of each component.
+    """
+    components, size = len(p["mixture.prior"]), table.shape[1]
+    z = np.array([[dot_rows(p["mixture.projection"], v) for v in step] for step in y])
+    z = np.tanh(z + p["mixture.projection_bias"]) * (masks or {}).get("projection", 1.0)
+    out = np.zeros((*z.shape[:2], len(table)))
+    for t, step in enumerate(z):
+        for b, row in enumerate(step):
+            prior = softmax(dot_rows(p["mixture.prior"], y[t][b]))
+            for k in range(components):
+                part = np.array(dot_rows(table, row[k * size : (k + 1) * size]))
+                out[t][b] += prior[k] * np.array(softmax((part + p["softmax_bias"]) / temperature))
+    return np.log(out)
+
+
 def language_model(tokens, states, p, layers, gate="capped", stacking="skip", masks=None, rows=""):
-    """Logits [B, time, V] and states. `masks` also: "embedding" [V, 1], "output", "projection"."""
+    """Logits [B, time, V] and states. `masks` also: "embedding" [V, 1], "output", "projection".
+
+    With the weights of a mixture, log-probabilities in the place of logits.
+    """
     masks = masks or {}
     tokens = np.asarray(tokens)
     table = np.asarray(p["embedding"], dtype=np.float64)
@@ -90,9 +135,11 @@ def language_model(tokens, states, p, layers, gate="capped", stacking="skip", ma
     x = np.stack([[dropped[token] for token in step] for step in tokens.T])
     y, after = stack(x, states, layers, gate, stacking, masks)
     y = y * masks.get("output", 1.0)
+    table = p.get("softmax", dropped if rows == "input_and_softmax" else table)
+    if "mixture.prior" in p:
+        return mixture_of_softmaxes(y, table, p, masks).transpose(1, 0, 2), after
     if "projection" in p:
         y = np.array([[dot_rows(p["projection"], v) for v in step] for step in y])
         y = y * masks.get("projection", 1.0)
-    softmax = p.get("softmax", dropped if rows == "input_and_softmax" else table)
-    logits = np.array([[dot_rows(softmax, v) for v in step] for step in y]) + p["softmax_bias"]
+    logits = np.array([[dot_rows(table, v) for v in step] for step in y]) + p["softmax_bias"]
     return logits.transpose(1, 0, 2), after

@@ -7,14 +7,24 @@ for the state and [L - 1, time, B, H] between layers.
 import torch
 
 
-def stack(x, h_LBH, c_LBH, layers, masks, capped, skip):
-    """Output [time, B, H], and the last h and c, each [L, B, H]."""
+def mogrify(x, h, rounds):
+    """x and h after rounds of (D, U, b): x is gated first."""
+    for number, (down, up, bias) in enumerate(rounds):
+        read = x if number % 2 else h
+        gate = 2 * (read @ down.T @ up.T + bias).sigmoid()
+        x, h = (x, h * gate) if number % 2 else (x * gate, h)
+    return x, h
+
+
+def stack(x, h_LBH, c_LBH, layers, masks, capped, skip, rounds=None):
+    """Output [time, B, H], and the last h and c, each [L, B, H]; `rounds` of each layer."""
     state_mask, inter_mask = masks
     total, read, hs, cs = 0.0, x, [], []
     for k, (w_x, w_h, bias) in enumerate(layers):
         h, c, out = h_LBH[k], c_LBH[k], []
         for t in range(len(x)):
-            gates = read[t] @ w_x.T + (h * state_mask[k, t]) @ w_h.T + bias
+            x_t, h_t = mogrify(read[t], h * state_mask[k, t], rounds[k] if rounds else [])
+            gates = x_t @ w_x.T + h_t @ w_h.T + bias
             j, o, f, i = gates.chunk(4, -1)
             j, o, f, i = j.tanh(), o.sigmoid(), f.sigmoid(), i.sigmoid()
             c = f * c + (torch.minimum(1 - f, i) if capped else i) * j

@@ -15,7 +15,9 @@ def drawn_masks(steps):
     """The masks of a step in the order in which a model asks for them, without padding."""
     H, E = steps.model.config.hidden_sizes[0], steps.model.embedding.shape[1]
     (state, inter), sharing = steps.stack.masks, steps.stack.sharing
-    masks = [steps.masks["input"][..., :E]] if "input" in steps.masks else []
+    units, table = steps.masks.units, steps.masks.table
+    masks = [] if table is None else [table[: steps.model.config.vocabulary, None]]
+    masks += [units["input"][..., :E]] if "input" in units else []
     for layer in range(steps.stack.shape.layers):
         if layer and sharing[1] != "none":
             masks.append(inter[layer - 1, ..., :H])
@@ -23,8 +25,8 @@ def drawn_masks(steps):
             whole = state[layer, ..., :H]
             masks.append(whole if sharing[0] == "step" else whole[0])
     for name, size in (("output", H), ("projection", E)):
-        if name in steps.masks:
-            masks.append(steps.masks[name][..., :size])
+        if name in units:
+            masks.append(units[name][..., :size])
     return masks
 
 
@@ -53,19 +55,21 @@ class PlainSteps:
         """The loss of a step; `kept_B` says which rows keep their state."""
         queue = [mask.to(self.parameters[0]) for mask in masks]
         before = self.state
+        objective = self.config.objective
         if before is not None:
-            kept_B1 = kept_B.to(self.parameters[0]).unsqueeze(1)
+            kept_B1 = kept_B.to(self.parameters[0]).repeat(objective.samples).unsqueeze(1)
             before = tuple((h * kept_B1, c * kept_B1) for h, c in before)
         inputs, targets = self.task.stripes[number]
         self.model.train()
         with Given(queue):
-            logits, state = self.model(inputs, before)
+            logits, state = self.model(inputs.repeat(objective.samples, 1), before)
         assert not queue
         self.state = tuple((h.detach(), c.detach()) for h, c in state)
-        loss = data_loss(logits, targets)
+        loss = data_loss(logits, targets, samples=objective.samples, alpha=objective.alpha)
+        self.logits, self.targets = logits.detach(), targets
         self.optimiser.zero_grad()
         loss.backward()
-        add_prior_gradient(self.parameters, self.config.objective.l2_penalty)
+        add_prior_gradient(self.parameters, objective.l2_penalty)
         if self.config.optimiser.max_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters, self.config.optimiser.max_norm)
         self.optimiser.step()

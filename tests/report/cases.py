@@ -24,6 +24,8 @@ EVIL_FOLDER = "<img src=x onerror=document.title='taken'> & " + "long" * 30
 
 SMALL = [
     "model.hidden_sizes=[12,12]",
+    "model.mogrifier_rounds=2",
+    "model.mogrifier_rank=3",
     "schedule.intervals=3",
     "schedule.steps_per_interval=6",
     "schedule.drop_latest=1",

@@ -200,6 +200,14 @@ def test_training_curves_leave_gaps_where_there_is_no_number():
     assert data(ax.lines[3])[0].tolist() == [30, 30]
 
 
+def regression_scores():
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Dropout(0.5), torch.nn.Linear(4, 1))
+    grid = ad.Grid((0, 1), (0, 1))
+    data = [(torch.randn(16, 4), torch.randn(16))]
+    return ad.evaluate(net, data, grid=grid, num_samples=4, likelihood="squared_error")
+
+
 def test_figures_draw_into_given_axes(scores, members):
     counts = torch.tensor([5, 50, 500, 5, 0])
     calls = {
@@ -213,6 +221,7 @@ def test_figures_draw_into_given_axes(scores, members):
         figures.gain_by_frequency: (scores, members, counts),
         figures.xe_by_frequency: (scores, members, counts),
         figures.gain_by_class: (scores, ad.AMC, list("abcde")),
+        figures.quantile_diagram: (regression_scores(), [ad.DET]),
         figures.training_curves: ([{"step": 0, "xe": 1.0}, {"step": 1, "xe": 0.5}],),
         figures.validation_curves: ({"a": [{"step": 0, "xe": 1.0}, {"step": 1, "xe": 0.5}]},),
     }

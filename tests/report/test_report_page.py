@@ -15,7 +15,9 @@ import afterdrop as ad
 from afterdrop import recipes
 from afterdrop.cli import main
 from afterdrop.evaluation.scores.schema import name_of
-from afterdrop.report.report_input import read_input
+from afterdrop.files import sealed
+from afterdrop.report.background_sections import trained_section, training_section
+from afterdrop.report.report_input import ReportInput, read_input
 from afterdrop.report.run_page import write_report
 from afterdrop.report.shell_commands import repeat_commands
 from afterdrop.report.study_page import build_study_page
@@ -81,7 +83,8 @@ def test_the_report_of_a_trained_run_has_every_section(trained_copy, capsys):
     assert page.tags.count("svg") == 11
     for words in ("The chosen member", "The model", "The family of members", "How to reproduce",
                   "on test data", "deterministic, T = 1", "Training curves", "Perplexity",
-                  "state carried from window to window", "afterdrop select"):  # fmt: skip
+                  "state carried from window to window", "afterdrop select",
+                  "2 rounds of rank 3"):  # fmt: skip
         assert words in page.words, words
     scores = ad.Scores.load(trained_copy / "scores" / "valid.safetensors")
     assert f"{scores.xe(ad.DET).value:.4f}" in page.words
@@ -211,10 +214,70 @@ def test_damaged_metrics_and_settings_do_not_stop_the_rest(trained_copy):
     assert "config.json" in page.words and "The family of members" in page.words
 
 
+PARTS = (
+    "config.json",
+    "metrics.jsonl",
+    "choice.json",
+    "scores/valid.safetensors",
+    "scores/test.safetensors",
+    "checkpoint/best.safetensors",
+)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_report_over_a_damaged_part_names_it_and_shows_the_rest(trained_copy, capsys, part):
+    path = trained_copy / part
+    path.write_bytes(b"\xff" + path.read_bytes()[1:])
+    assert main(["report", str(trained_copy)]) == 0
+    said = capsys.readouterr().out
+    assert "Missing: " in said and path.name in said
+    words = report(trained_copy).words
+    assert path.name in words
+    assert "Training curves" in words
+    assert ("The family of members" in words) == (part != "scores/valid.safetensors")
+
+
+def test_a_folder_whose_name_is_not_unicode_is_reported(own_run):
+    folder = own_run.rename(own_run.with_name("my \udcff run"))
+    found = read_input(folder)
+    write_report(found, folder / "report.html")
+    text = (folder / "report.html").read_text("utf-8")
+    assert r"my \udcff run" in text
+
+
+def test_several_rates_are_several_words_of_a_command(own_run, scores):
+    request = dataclasses.replace(scores.request, rates=("a.rate", "b; c"))
+    protocol = dataclasses.replace(scores.protocol, request=request)
+    ad.Scores(protocol, scores.tensors).save(own_run / "scores" / "valid.safetensors")
+    command = next(c for c in repeat_commands(read_input(own_run)) if "--rates" in c)
+    words = shlex.split(command)
+    at = words.index("--rates")
+    assert words[at + 1 : at + 3] == ["a.rate", "b; c"]
+
+
+def test_the_words_of_another_text_are_not_shown(tmp_path, monkeypatch):
+    """The folder of one's own text may be relative, and another one may lie there."""
+    for place, words in (("a", "one two three"), ("b", "four five six")):
+        (tmp_path / place / "text").mkdir(parents=True)
+        for split in ("train", "valid", "test"):
+            (tmp_path / place / "text" / f"{split}.txt").write_text(f"{words}\n" * 60)
+    monkeypatch.chdir(tmp_path / "a")
+    train = ["train", "lm", "--data", "text", "--out", "run", "--quiet", "--device", "cpu"]
+    for setting in SMALL:
+        train += ["--set", setting]
+    assert main(train) == 0
+    options = ["--num-samples", "2", "--alphas", "1", "--multipliers", "0", "1", "--quiet"]
+    assert main(["evaluate", "run", *options]) == 0
+    monkeypatch.chdir(tmp_path / "b")
+    page = report(tmp_path / "a" / "run")
+    assert "the data are not those of the run" in page.words
+    assert "four" not in page.words
+
+
 def test_without_the_data_only_the_frequencies_are_missing(trained_copy):
     content = json.loads((trained_copy / "config.json").read_text())
     content["config"]["data"]["name"] = "/nowhere/text"
-    (trained_copy / "config.json").write_text(json.dumps(content))
+    (trained_copy / "config.json").write_text(json.dumps(sealed(content)))
     page = report(trained_copy)
     assert "/nowhere/text" in page.words and "with --data" in page.words
     assert "Reliability" in page.words
@@ -340,9 +403,11 @@ def test_a_damaged_or_unfinished_study_is_refused(tmp_path, capsys):
     (tmp_path / "journal.log").write_text("")
     assert main(["report", str(tmp_path)]) == 2
     assert "has not finished" in capsys.readouterr().err
-    (tmp_path / "study.json").write_text('{"kind": "afterdrop-study", "version": 2}')
+    (tmp_path / "study.json").write_text(
+        json.dumps(sealed({"kind": "afterdrop-study", "version": 2}))
+    )
     assert main(["report", str(tmp_path)]) == 2
-    assert "damaged ('settings')" in capsys.readouterr().err
+    assert "is missing); run the command of the study again" in capsys.readouterr().err
 
 
 def test_a_study_page_says_how_reliable_its_best_trial_is(tmp_path):
@@ -392,3 +457,31 @@ def test_help_has_a_description_and_examples(verb, capsys):
     assert stop.value.code == 0
     out = capsys.readouterr().out
     assert "self-contained HTML page" in out and f"afterdrop {verb} runs/" in out
+
+
+@pytest.mark.parametrize("samples", [1, 8])
+def test_the_training_curves_say_how_many_masks_the_loss_averages(samples, tmp_path):
+    config = recipes.load("ptb-24m-2layer").config.override({"objective.samples": samples})
+    line = {"step": 0, "loss": None, "xe": 2.3, "xe_optimal": 2.2, "learning_rate": 1.0}
+    lines = [line, line | {"step": 10, "loss": 1.5}]
+    if samples > 1:
+        lines = [line | {"effective_samples": found} for line, found in zip(lines, (None, 5.251))]
+    found = training_section(ReportInput(ad.Run(tmp_path), "valid", config, metrics=lines))
+    (shown,) = found.pictures
+    said = "averages 8 masks, whose effective number was 5.25 in the last interval"
+    assert (said in str(shown)) == (samples == 8)
+
+
+def test_the_facts_name_the_penalties_of_the_objective(tmp_path):
+    config = recipes.load("ptb-24m-2layer").config
+    penalties = {"objective.fraternal_penalty": 0.1, "objective.temporal_activation_penalty": 1.0}
+    for changes, said in (
+        ({}, "dropout, 1 mask sample per example"),
+        (
+            penalties,
+            "dropout, 1 mask sample per example, fraternal penalty 0.1, "
+            "temporal-activation penalty 1",
+        ),
+    ):
+        run = ReportInput(ad.Run(tmp_path), "valid", config.override(changes))
+        assert ("objective", said) in trained_section(run).tables[0].rows

@@ -94,7 +94,7 @@ def test_a_damaged_file_is_named(runs):
     path = runs / "one" / "scores" / "valid.safetensors"
     path.write_bytes(path.read_bytes()[:100])
     text = words(paper_tables([runs / "one"]), 2)
-    assert "cannot read" in text and "--split valid --overwrite" in text
+    assert "is damaged" in text and "--split valid --num-samples 100 --overwrite" in text
 
 
 def test_members_that_were_not_evaluated_leave_gaps(runs):

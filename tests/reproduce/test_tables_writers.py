@@ -50,8 +50,29 @@ def test_text():
 
 def test_markdown_escapes_pipes_and_highlights_the_lowest():
     lines = to_markdown(TABLE).splitlines()
-    assert lines[4] == "| my_run \\| 50% <b>x</b> | ours | 0.3333 | **0.2500** |"
+    assert lines[4] == "| my_run \\| 50% &lt;b&gt;x&lt;/b&gt; | ours | 0.3333 | **0.2500** |"
     assert all(line.replace("\\|", "").count("|") == 5 for line in lines[2:7])
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@sum", " =1", "\t=1"])
+def test_no_cell_of_the_csv_is_a_formula(name):
+    table = PaperTable(2, name, [name], [TableRow(name, [TableLine(name, [-0.5])])])
+    (row,) = csv.DictReader(io.StringIO(to_csv([table])))
+    for field in ("row", "column", "quantity"):
+        assert row[field][0] in "'\\"  # an apostrophe marks a text, and a tab is escaped
+    assert float(row["value"]) == -0.5
+
+
+def test_a_name_is_one_line_of_plain_text_in_every_form():
+    name = "a\nb | <script>x</script> \x1b[31m \u202e [x](y) `z` $1$ \\input{x}"
+    table = PaperTable(2, name, [name], [TableRow(name, [TableLine(name, [1.0])])], [name], [name])
+    harmless = PaperTable(2, "n", ["n"], [TableRow("n", [TableLine("n", [1.0])])], ["n"], ["n"])
+    for form in (to_text, to_markdown, to_latex, lambda table: to_csv([table])):
+        text = form(table)
+        assert text.count("\n") == form(harmless).count("\n")
+        assert "\x1b" not in text and "\u202e" not in text
+    assert "<script>" not in to_markdown(table) and "[x](y)" not in to_markdown(table)
+    assert r"\input{" not in to_latex(table) and to_latex(table).count("$") % 2 == 0
 
 
 def test_latex_escapes_special_characters():

@@ -8,6 +8,7 @@ from choices import CHOICES, net, same, scores_of
 
 import afterdrop as ad
 from afterdrop.errors import FileError
+from afterdrop.files import sealed
 
 
 @pytest.mark.parametrize("kind", CHOICES)
@@ -46,7 +47,7 @@ def file(tmp_path):
 
 
 def refused(path, record, match):
-    path.write_text(json.dumps(record))
+    path.write_text(json.dumps(sealed(record)))
     with pytest.raises(FileError, match=match):
         ad.Choice.load(path)
 
@@ -59,7 +60,7 @@ def refused(path, record, match):
         ("[]", "not an afterdrop-choice file"),
         ('{"kind": "afterdrop-run", "version": 1}', "not an afterdrop-choice file"),
         ('{"kind": "afterdrop-choice", "version": 99}', "schema version 99"),
-        ('{"kind": "afterdrop-choice", "version": 1}', "is damaged"),
+        ('{"kind": "afterdrop-choice", "version": 2}', "has no digest"),
     ],
 )
 def test_a_foreign_file_is_refused(file, text, message):
@@ -76,7 +77,7 @@ def test_a_truncated_file_is_refused(file):
 
 def test_a_missing_or_additional_field_is_refused_by_name(file):
     whole = json.loads(file.read_text())
-    for name in whole.keys() - {"kind", "version"}:
+    for name in whole.keys() - {"kind", "version", "digest"}:
         refused(file, {k: v for k, v in whole.items() if k != name}, f"is damaged.*{name}")
     refused(file, {**whole, "more": 1}, "is damaged.*more")
     for part in ("member", "request", "gain", "deterministic"):
@@ -98,8 +99,13 @@ def test_a_field_of_another_kind_is_refused(file, value):
         "crossfit": [None],
         "agreement": [None, 3],
         "left_off": [[]],
+        "by": ["word"],
+        "unit": ["word"],
+        "also": [[]],
+        "ensemble": [None],
+        "pilot": [None, []],
     }
-    for name in whole.keys() - {"kind", "version"}:
+    for name in whole.keys() - {"kind", "version", "digest"}:
         if value not in accepted.get(name, []):
             refused(file, {**whole, name: value}, "is damaged.*choose again with select")
 

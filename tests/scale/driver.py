@@ -89,6 +89,7 @@ def evaluate_together():
     evaluated("five")
     evaluated("one", batches=batches[:1])
     evaluated("resumed", resume=folder / "resumed-parts")
+    evaluated("auto", num_samples="auto", resume=folder / "auto-parts")
     text_evaluated("text-deterministic")
     text_evaluated("text-sampled", carry="sampled", stripes=2)
     notes["other data"] = message(lambda: evaluated("x", batches=batches[rank : rank + 2]))

@@ -14,7 +14,7 @@ from launch import command, environment, pid_of_rank, torchrun
 
 import afterdrop as ad
 from afterdrop.cli import main
-from afterdrop.evaluation.scores.scores_file import read_tensors
+from afterdrop.tensor_files import read_tensors
 
 linux = pytest.mark.skipif(
     not sys.platform.startswith("linux"), reason="ranks are found in /proc, which is Linux's"

@@ -14,9 +14,13 @@ import afterdrop as ad
 from afterdrop import train
 from afterdrop.evaluation.loop import Execution
 from afterdrop.evaluation.text_evaluation import run_text
+from afterdrop.train.sections import PENALTIES
 from afterdrop.train.text_task import TextTask
 
-NUMBERS = ("loss", "prior", "xe", "temperature", "xe_optimal", "best_xe")
+NUMBERS = (
+    *("loss", "effective_samples", "prior", "xe", "temperature", "xe_optimal", "best_xe"),
+    *(f"{name}_penalty" for name in PENALTIES),
+)
 
 
 def run(config, out, **options):
@@ -31,7 +35,7 @@ def assert_equal_runs(one, other):
     """The same decisions to the bit, the same losses and weights but for rounding."""
     assert len(metrics(one)) == len(metrics(other))
     for a, b in zip(metrics(one), metrics(other)):
-        for name in a.keys() - {"seconds", "targets_per_second"}:
+        for name in a.keys() - {"seconds", "targets_per_second", "digest"}:
             if name in NUMBERS and a[name] is not None:
                 assert b[name] == pytest.approx(a[name], rel=2e-6), (
                     f"interval {a['interval']}: {name}"
@@ -117,6 +121,15 @@ def test_every_rank_gets_the_scores_of_one_process_to_the_bit(world, tmp_path, n
         written = (world[0] / f"{name}-{rank}.safetensors").read_bytes()
         assert written == (tmp_path / "alone").read_bytes()
     assert not (world[0] / "resumed-parts").exists()
+
+
+def test_ranks_decide_about_samples_as_one_process(world, tmp_path):
+    model, batches = tiny.classifier()
+    ad.evaluate(model, batches, grid=tiny.GRID, num_samples="auto").save(tmp_path / "alone")
+    for rank in (0, 1):
+        written = (world[0] / f"auto-{rank}.safetensors").read_bytes()
+        assert written == (tmp_path / "alone").read_bytes()
+    assert not (world[0] / "auto-parts").exists()
 
 
 @pytest.mark.parametrize(

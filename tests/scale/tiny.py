@@ -19,18 +19,22 @@ def text_request(**stream) -> Request:
 
 
 def text_config(text: str, intervals: int = 4) -> TrainConfig:
-    """Every dropout site, two samples, state resets, clip, prior, a drop and averaging."""
+    """Every dropout site, two samples, penalties, Mogrifier rounds, resets, a drop, averaging."""
     sites = ("input", "inter_layer", "state", "update", "output", "projection", "embedding")
     rates = {f"{site}_dropout": 0.2 for site in sites}
+    rounds = {"mogrifier_rounds": 3, "mogrifier_rank": 2}
     return TrainConfig.from_dict(
         {
             "data": {"name": text},
-            "model": {"hidden_sizes": [12, 12], "embedding_size": 8, **rates},
+            "model": {"hidden_sizes": [12, 12], "embedding_size": 8, **rates, **rounds},
             "objective": {
                 "batch_size": 4,
                 "window": 6,
                 "samples": 2,
                 "l2_penalty": 1e-4,
+                "expectation_linear_penalty": 0.25,
+                "activation_penalty": 2.0,
+                "temporal_activation_penalty": 1.0,
                 "state_reset": 0.2,
                 "jitter": 5,
             },
@@ -46,6 +50,7 @@ def image_config() -> TrainConfig:
     """Batches of 150 do not fill the last step of an epoch, and 5 rows are an odd validation."""
     changes = {
         "objective.batch_size": 150,
+        "objective.fraternal_penalty": 0.1,
         "schedule.intervals": 2,
         "schedule.steps_per_interval": 10,
         "model.hidden_sizes": [16],

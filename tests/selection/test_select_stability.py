@@ -10,6 +10,7 @@ from torch import nn
 import afterdrop as ad
 from afterdrop.errors import MemberError
 from afterdrop.evaluation.scores import schema
+from afterdrop.selection.criteria import Criterion
 from afterdrop.selection.stability import check_stability
 
 
@@ -79,7 +80,9 @@ def test_one_example_shows_neither_errors_nor_shares():
 
 
 def test_checks_that_were_not_asked_for_are_none(scores):
-    found = check_stability(scores, scores.num_samples, 0.1, folds=0, resamples=0, seed=0)
+    found = check_stability(
+        scores, Criterion.of("xe"), scores.num_samples, 0.1, folds=0, resamples=0, seed=0
+    )
     assert found.crossfit is None and found.recurrence == () and found.agreement is None
 
 

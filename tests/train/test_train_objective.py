@@ -5,7 +5,14 @@ import torch
 from torch import nn
 
 from afterdrop.errors import DataError
-from afterdrop.train.objective import add_prior_gradient, data_loss, prior_loss, prior_scale
+from afterdrop.train.objective import (
+    add_prior_gradient,
+    data_loss,
+    effective_samples,
+    prior_loss,
+    prior_scale,
+    step_loss,
+)
 from afterdrop.train.optimiser import AdamTF, build_optimiser
 from afterdrop.train.sections import OptimiserSection
 
@@ -37,6 +44,44 @@ def test_several_samples_are_the_members_renormalised_mean(alpha):
     expected = -mean.gather(-1, targets.unsqueeze(-1)).log().sum() / 2
     assert data_loss(logits, targets, samples=4, alpha=alpha).item() == pytest.approx(expected)
     assert torch.autograd.gradcheck(lambda x: data_loss(x, targets, samples=4, alpha=alpha), logits)
+
+
+def test_the_gradient_of_the_arithmetic_mean_is_that_of_each_sample_times_its_weight():
+    """d loss / d logits_d = w_d (p_d − 1_y) / B, with w the softmax of the targets' log p_d."""
+    logits = torch.randn(4 * 2, 3, 5, dtype=torch.float64, requires_grad=True)
+    targets = torch.randint(5, (2, 3))
+    data_loss(logits, targets, samples=4).backward()
+    probs = logits.detach().view(4, 2, 3, 5).softmax(-1)
+    hot = nn.functional.one_hot(targets, 5).double()
+    weights = (probs * hot).sum(-1) / (probs * hot).sum(-1).sum(0)
+    wanted = weights.unsqueeze(-1) * (probs - hot) / 2
+    torch.testing.assert_close(logits.grad.view(4, 2, 3, 5), wanted)
+    found = effective_samples(logits, targets, samples=4)
+    torch.testing.assert_close(found, 1 / weights.square().sum(0))
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.3, 1.0])
+def test_effective_samples_lie_between_one_and_their_number(alpha):
+    logits = 20 * torch.randn(8 * 3, 6)
+    targets = torch.randint(6, (3,))
+    found = effective_samples(logits, targets, samples=8, alpha=alpha)
+    assert (found >= 1 - 1e-5).all() and (found <= 8 + 1e-5).all()
+    equal = effective_samples(logits[:3].repeat(8, 1), targets, samples=8, alpha=alpha)
+    torch.testing.assert_close(equal, torch.full((3,), 8.0))
+    if alpha == 0:  # the geometric mean weighs all samples alike
+        torch.testing.assert_close(found, torch.full((3,), 8.0))
+
+
+def test_the_numbers_of_shares_sum_to_those_of_the_batch():
+    logits, targets = torch.randn(2, 6, 4, 5), torch.randint(5, (6, 4))
+    options = {"samples": 2, "alpha": 1.0, "whole_batch": 6}
+    whole = step_loss(logits.flatten(0, 1), targets, **options)
+    parts = [
+        step_loss(logits[:, part].flatten(0, 1), targets[part], **options)
+        for part in (slice(0, 2), slice(2, 6))
+    ]
+    for one, *shares in zip(whole, *parts):
+        torch.testing.assert_close(sum(shares), one)
 
 
 def test_rows_must_be_repeated():

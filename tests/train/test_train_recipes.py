@@ -5,8 +5,9 @@ import torch
 
 from afterdrop import recipes
 from afterdrop.errors import FileError
-from afterdrop.models import Classifier, LanguageModel
+from afterdrop.models import Classifier, LanguageModel, count_parameters
 from afterdrop.train import ConfigError
+from afterdrop.train.config import differences
 
 VOCABULARIES = {"ptb": 10_001, "ptb-char": 51, "wikitext-2": 33_279, "enwik8": 206}
 PUBLISHED = {
@@ -15,6 +16,12 @@ PUBLISHED = {
     "ptb-10m-retuned": (1186, 272, 9_974_361),
     "ptb-24m-retuned": (723, 723, 23_979_620),
     "ptb-24m-2layer": (951, 951, 23_998_976),
+    "ptb-24m-2layer-d8": (951, 951, 23_998_976),
+    "ptb-24m-mogrifier": (912, 912, 23_987_393),
+    "ptb-24m-mogrifier-d8": (912, 912, 23_987_393),
+    "ptb-24m-mogrifier-fast": (912, 912, 23_987_393),
+    "wikitext2-35m": (1222, 431, 34_939_122),
+    "wikitext2-35m-mogrifier": (1374, 274, 34_978_845),
     "wikitext2-24m": (1227, 149, 23_982_129),
     "enwik8-27m": (911, 911, 26_947_586),
     "enwik8-46m": (1192, 1192, 45_978_030),
@@ -63,6 +70,9 @@ def test_the_list_is_complete():
     ours = {
         "mnist-mlp",
         "ptb-char",
+        "ptb-24m-2layer-fast",
+        "ptb-24m-mos2-fast",
+        "ptb-24m-mos15-fast",
         "wikitext2-24m-averaged",
         "pydoc-small",
         "pydoc-char-small",
@@ -71,6 +81,21 @@ def test_the_list_is_complete():
         "lm-char",
     }
     assert set(recipes.names()) == {*PUBLISHED, *ours}
+
+
+@pytest.mark.parametrize(
+    "components, wanted", [("mos2", (909, 909, 23_984_876)), ("mos15", (1088, 317, 23_968_049))]
+)
+def test_mixtures_have_the_budget_and_schedule_of_one_softmax(components, wanted):
+    one = recipes.load("ptb-24m-2layer-fast").config
+    config = recipes.load(f"ptb-24m-{components}-fast").config
+    sizes = config.model.language_model(10_001)
+    assert (sizes.hidden_sizes[-1], sizes.embedding_size, count_parameters(sizes)) == wanted
+    changed = {line.partition(":")[0] for line in differences(one, config)}
+    assert changed - {"model.embedding_ratio"} == {
+        "model.projection_dropout",
+        "model.softmax_components",
+    }
 
 
 def test_the_papers_schedule():
@@ -82,13 +107,43 @@ def test_the_papers_schedule():
     assert recipes.load("ptb-24m-2layer").config.averaging.latest == 800
 
 
+def test_eight_masks_in_the_loss_change_batches_and_schedule_only():
+    one, eight = (recipes.load(f"ptb-24m-2layer{end}").config for end in ("", "-d8"))
+    assert {line.split(":")[0] for line in differences(one, eight)} == {
+        "averaging.latest",
+        "averaging.patience",
+        "objective.batch_size",
+        "objective.samples",
+        "schedule.intervals",
+        "schedule.steps_per_interval",
+    }
+    schedule = eight.schedule
+    assert schedule.intervals * schedule.steps_per_interval == 41_500
+
+
+def test_the_variants_of_the_mogrifier_change_what_they_say():
+    one = recipes.load("ptb-24m-mogrifier").config
+    schedule = {"schedule.intervals", "schedule.steps_per_interval"}
+    schedule |= {"averaging.latest", "averaging.patience"}
+    changed = {
+        variant: {
+            line.split(":")[0]
+            for line in differences(one, recipes.load(f"ptb-24m-mogrifier-{variant}").config)
+        }
+        for variant in ("fast", "d8")
+    }
+    assert changed["fast"] == schedule
+    batches = {"objective.batch_size", "objective.samples"}
+    assert changed["d8"] == schedule | batches | {"averaging.kind"}
+
+
 def test_a_users_recipe_is_read_from_its_path(tmp_path):
     path = tmp_path / "mine.toml"
     source = Path(recipes.__file__).parent / "digits-mlp.toml"
     path.write_text(source.read_text().replace("intervals = 40", "intervals = 3"))
     assert recipes.load(path).config.schedule.intervals == 3
     path.write_text("intervals = ")
-    with pytest.raises(ConfigError, match="not valid TOML"):
+    with pytest.raises(ConfigError, match="not a valid recipe"):
         recipes.load(path)
     with pytest.raises(FileError, match="cannot read"):
         recipes.load(tmp_path / "missing.toml")

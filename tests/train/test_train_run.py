@@ -11,8 +11,9 @@ from safetensors.torch import load_file
 
 from afterdrop import recipes, train
 from afterdrop.data import EvalStripes, load_text
-from afterdrop.errors import DataError, ExtraError, FileError
+from afterdrop.errors import DamagedError, DataError, ExtraError, FileError
 from afterdrop.models.fingerprint import fingerprint
+from afterdrop.tensor_files import write_tensors
 from afterdrop.train import DivergedError, TrainError
 from afterdrop.train.folder import RunFolder, locked
 from afterdrop.train.load_run import kept_fingerprints
@@ -29,7 +30,7 @@ def run(config, out, **options):
 
 def metrics(out):
     lines = [json.loads(line) for line in (Path(out) / "metrics.jsonl").read_text().splitlines()]
-    return [{k: v for k, v in line.items() if k not in TIMES} for line in lines]
+    return [{k: v for k, v in line.items() if k not in (*TIMES, "digest")} for line in lines]
 
 
 def tensors(out, which="last"):
@@ -272,11 +273,12 @@ def test_a_watch_sees_every_interval_and_may_stop_the_run(text_config, tmp_path)
 @pytest.mark.parametrize("at", [3, 14])
 def test_a_diverged_run_keeps_its_last_good_checkpoint(text_config, tmp_path, monkeypatch, at):
     real = TextTask.loss
-    monkeypatch.setattr(
-        TextTask,
-        "loss",
-        lambda self, model, step: real(self, model, step) * (float("nan") if step == at else 1),
-    )
+
+    def loss(self, model, step):
+        found = real(self, model, step)
+        return found._replace(data=found.data * (float("nan") if step == at else 1))
+
+    monkeypatch.setattr(TextTask, "loss", loss)
     good = at // 5 * 5
     message = rf"loss is nan.*learning_rate.*last good checkpoint is .*step {good}\)"
     with pytest.raises(DivergedError, match=message):
@@ -291,28 +293,60 @@ def test_damaged_files_are_named(text_config, tmp_path):
     run(text_config, tmp_path / "run")
     path = tmp_path / "run/checkpoint/best.safetensors"
     content = path.read_bytes()
-    for damaged in (b"", content[:100], content[:-8]):
+    flipped = content[:-3] + bytes([content[-3] ^ 1]) + content[-2:]
+    other = content.replace(b"afterdrop-checkpoint", b"afterdrop-checkpainx")
+    for damaged in (b"", content[:100], content[:-8], flipped, other, content + b" "):
         path.write_bytes(damaged)
-        with pytest.raises(FileError, match="cannot read the checkpoint"):
+        with pytest.raises(DamagedError, match=r"the checkpoint .*train again in a new folder"):
             train.load_model(tmp_path / "run")
-    path.write_bytes(content.replace(b"afterdrop-checkpoint", b"afterdrop-checkpainx"))
+    tensors, note = {"w": torch.ones(1)}, {"kind": "another"}
+    write_tensors(path, tensors, note)
     with pytest.raises(FileError, match="is not an afterdrop-checkpoint"):
         train.load_model(tmp_path / "run")
     path.unlink()
     with pytest.raises(FileError, match="no best checkpoint yet"):
         train.load_model(tmp_path / "run")
-    (tmp_path / "run/metrics.jsonl").write_text("nonsense\n")
-    with pytest.raises(FileError, match="not JSON"):
-        RunFolder(tmp_path / "run").read_metrics()
     with pytest.raises(FileError):
         train.load_model(tmp_path / "nowhere")
+
+
+def test_a_damaged_line_of_metrics_is_named(text_config, tmp_path):
+    run(text_config, tmp_path / "run")
+    folder = RunFolder(tmp_path / "run")
+    good = folder.metrics.read_text()
+    first, second, *others = good.splitlines(keepends=True)
+    for line in ("nonsense\n", "[1]\n", second.replace(": 1,", ": 2,"), '{"interval": 1}\n'):
+        folder.metrics.write_text("".join([first, line, *others]))
+        with pytest.raises(DamagedError, match=r"line 2 of .*Restore a copy, or move"):
+            folder.read_metrics()
+    folder.metrics.write_text(good + '{"inter')  # as a killed writer leaves it
+    assert len(folder.read_metrics()) == len(good.splitlines())
+
+
+@pytest.mark.parametrize("place", [30, -30])  # in the header, in the payload
+def test_a_damaged_last_checkpoint_falls_back_to_the_one_before(text_config, tmp_path, place):
+    run(text_config, tmp_path / "whole")
+    for stopped_at in (3, None):  # in the middle, and at the end
+        out = tmp_path / f"parts-{stopped_at}"
+        watch = None if stopped_at is None else lambda line: (line["interval"] == 3 and "x") or None
+        run(text_config, out, watch=watch)
+        last = RunFolder(out).last
+        content = bytearray(last.read_bytes())
+        content[place] ^= 1
+        last.write_bytes(content)
+        if place < 0 and stopped_at is None:  # finished, which the header says
+            assert run(text_config, out).finished
+            continue
+        with pytest.warns(UserWarning, match=r"damaged.*from the one before it \(step"):
+            assert run(text_config, out).finished
+        assert_same_run(tmp_path / "whole", out)
 
 
 def test_files_of_another_schema_version_are_refused(text_config, tmp_path):
     run(text_config, tmp_path / "run")
     folder = RunFolder(tmp_path / "run")
     checkpoint = folder.best.read_bytes()
-    folder.best.write_bytes(checkpoint.replace(b'\\"version\\": 2', b'\\"version\\": 1'))
+    write_tensors(folder.best, {}, {"kind": "afterdrop-checkpoint", "version": 1})
     with pytest.raises(FileError, match="schema version 1, this afterdrop reads 2"):
         train.load_model(folder.path)
     folder.best.write_bytes(checkpoint)
@@ -320,10 +354,9 @@ def test_files_of_another_schema_version_are_refused(text_config, tmp_path):
     folder.config.write_text(config.replace('"version": 2', '"version": 1'))
     with pytest.raises(FileError, match="schema version 1, this afterdrop reads 2"):
         train.load_model(folder.path)
-    folder.config.write_text(config)
-    folder.metrics.write_text(folder.metrics.read_text().replace('"interval"', '"turn"'))
-    with pytest.raises(FileError, match="another version of afterdrop"):
-        folder.read_metrics()
+    folder.config.write_text(config.replace('"seed": 1', '"seed": 2'))
+    with pytest.raises(DamagedError, match=r"config.json does not match its digest"):
+        train.load_model(folder.path)
 
 
 def test_several_samples_and_torchs_adam_resume_too(text_config, tmp_path):
@@ -341,6 +374,8 @@ def test_several_samples_and_torchs_adam_resume_too(text_config, tmp_path):
     run(config, tmp_path / "parts")
     assert_same_run(tmp_path / "whole", tmp_path / "parts")
     assert tensors(tmp_path / "whole")["carried.0.h"].shape == (12, 8)
+    first, *later = [line["effective_samples"] for line in metrics(tmp_path / "whole")]
+    assert first is None and all(1 < found < 3 for found in later)
 
 
 def test_state_reset_zeroes_whole_stripes(text_config, text_folder):

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from afterdrop.tune.file_locks import Alive, file_lock, is_dead
+from afterdrop.file_locks import Alive, file_lock, is_dead
 from afterdrop.tune.optuna_backend import Backend
 from afterdrop.tune.trial_ledger import Ledger
 from afterdrop.tune.trials import ATTEMPTS, count, ends, is_retried, origin
@@ -178,7 +178,7 @@ def test_a_journal_line_cut_short_by_a_kill_is_dropped(tmp_path, settings):
 def test_the_lock_of_a_killed_process_is_free(tmp_path):
     code = (
         "import os, sys; from pathlib import Path\n"
-        "from afterdrop.tune.file_locks import Alive, file_lock\n"
+        "from afterdrop.file_locks import Alive, file_lock\n"
         "Alive(Path(sys.argv[1]), 'w').__enter__(); lock = file_lock(Path(sys.argv[1]) / 'l')\n"
         "lock.__enter__(); os.kill(os.getpid(), 9)"
     )

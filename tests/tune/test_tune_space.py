@@ -36,6 +36,8 @@ def test_the_default_spaces_are_the_published_ones():
     assert ranges("ptb-24m") == PUBLISHED
     one_layer = {n: r for n, r in PUBLISHED.items() if n != "model.inter_layer_dropout"}
     assert ranges("ptb-10m") == one_layer
+    latent = {"model.projection_dropout": PUBLISHED["model.output_dropout"]}
+    assert ranges("ptb-24m-mos2-fast") == PUBLISHED | latent
     enwik8 = ranges("enwik8-27m")
     assert enwik8["model.input_dropout"] == (0.0, 0.2, False)
     assert enwik8["model.state_dropout"] == enwik8["model.output_dropout"] == (0.0, 0.25, False)
@@ -49,6 +51,17 @@ def test_the_default_spaces_are_the_published_ones():
         "model.input_dropout",
         "model.hidden_dropout",
     }
+
+
+def test_mogrifiers_also_search_rounds_and_rank_and_keep_their_budget():
+    rounds = {"model.mogrifier_rounds": (0, 6, False), "model.mogrifier_rank": (-20, 100, False)}
+    assert ranges("ptb-24m-mogrifier") == PUBLISHED | rounds
+    config = recipes.load("ptb-24m-mogrifier").config
+    for values, wanted in (((5.4, 83.6), (5, 84)), ((0.2, -20.0), (0, 0)), ((2.6, -3.0), (3, 0))):
+        point = dict(zip(rounds, values))
+        model = apply_point(config, point).model.language_model(10_001)
+        assert (model.mogrifier_rounds, model.mogrifier_rank) == wanted
+        assert 23_900_000 < count_parameters(model) <= 24_000_000
 
 
 @pytest.mark.parametrize("name", recipes.names())

@@ -1,0 +1,40 @@
+"""Work that is killed or crashes inside its writes, and goes on to the very same bits.
+
+The suite takes a few kills of each kind; `make chaos` takes many more and says how many. Killed
+ranks are in tests/scale, which `make chaos` repeats.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FULL = float(os.environ.get("AFTERDROP_CHAOS", "1"))
+COUNTS = {
+    "training kills": 5,
+    "training crashes": 12,
+    "evaluation kills": 5,
+    "evaluation crashes": 12,
+    "tuning kills": 2,
+}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="the driver forks")
+@pytest.mark.parametrize("mode", COUNTS)
+def test_interrupted_work_ends_as_if_it_had_been_left_alone(mode, tmp_path):
+    count = round(FULL * COUNTS[mode])
+    driver = Path(__file__).with_name("chaos_driver.py")
+    done = subprocess.run(
+        [sys.executable, str(driver), mode, str(tmp_path), str(count)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600 + 60 * FULL * 20,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    happened = json.loads(done.stdout.splitlines()[-1])
+    print(f"\n{mode}: {happened}")
+    assert happened >= (count if mode.endswith("kills") else 8)

@@ -1,0 +1,160 @@
+"""Files carry digests: what was written is read back, and anything else is refused."""
+
+import json
+import multiprocessing
+import os
+import signal
+import tracemalloc
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from afterdrop.errors import DamagedError, FileError
+from afterdrop.file_locks import sole_lock
+from afterdrop.files import read_json, sealed, write_atomic, write_json, written_atomically
+from afterdrop.tensor_files import read_note, read_tensors, write_tensors
+
+WITHIN_64_BITS = st.integers(-(2**63), 2**63 - 1)
+VALUES = st.recursive(
+    st.none() | st.booleans() | WITHIN_64_BITS | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=8,
+)
+BARE = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+TENSORS = {
+    "b": torch.arange(6.0).reshape(2, 3).bfloat16(),
+    "a": torch.randn(3, 4, dtype=torch.float64),
+    "empty": torch.zeros(0, 2),
+    "scalar": torch.tensor(7),
+    "yes": torch.tensor([True, False, True]),
+    "view": torch.arange(8, dtype=torch.int32)[::2],
+}
+
+
+@BARE
+@given(content=st.dictionaries(st.sampled_from(["a", "b", "é"]), VALUES))
+def test_json_is_read_back(tmp_path, content):
+    write_json(tmp_path / "x.json", "kind", 1, content)
+    assert read_json(tmp_path / "x.json", "kind", 1) == json.loads(json.dumps(content))
+
+
+@pytest.mark.parametrize("value", [2**63, -(2**63) - 1, "\ud800", {1, 2}])
+def test_nothing_is_written_that_cannot_be_read(tmp_path, value):
+    for path, write in (
+        (tmp_path / "x.json", lambda path, content: write_json(path, "kind", 1, content)),
+        (tmp_path / "x.safetensors", lambda path, content: write_tensors(path, TENSORS, content)),
+    ):
+        write(path, {"a": 1})
+        before = path.read_bytes()
+        with pytest.raises(FileError, match="cannot be stored as JSON"):
+            write(path, {"a": value})
+        assert path.read_bytes() == before
+
+
+def test_a_changed_value_is_noticed(tmp_path):
+    path = tmp_path / "x.json"
+    write_json(path, "kind", 1, {"gain": 0.0127})
+    path.write_text(path.read_text().replace("0.0127", "0.1370"))
+    with pytest.raises(DamagedError, match=r"x\.json does not match its digest.*create it again"):
+        read_json(path, "kind", 1)
+    path.write_text('{"kind": "kind", "version": 1}')
+    with pytest.raises(DamagedError, match=r"has no digest.*older afterdrop"):
+        read_json(path, "kind", 1)
+
+
+def test_tensors_are_read_back_here_and_by_safetensors(tmp_path):
+    path = tmp_path / "x.safetensors"
+    write_tensors(path, TENSORS, {"step": 7})
+    found, note = read_tensors(path)
+    assert note == read_note(path) == {"step": 7}
+    for read in (found, load_file(path)):
+        assert read.keys() == TENSORS.keys()
+        assert all(torch.equal(read[name], TENSORS[name]) for name in TENSORS)
+        assert all(read[name].dtype == TENSORS[name].dtype for name in TENSORS)
+
+
+@BARE
+@given(at=st.integers(0, 10**6), bit=st.integers(0, 7))
+def test_every_flipped_bit_of_a_tensor_file_is_noticed(tmp_path, at, bit):
+    path = tmp_path / "x.safetensors"
+    write_tensors(path, TENSORS, {"step": 7})
+    content = bytearray(path.read_bytes())
+    content[at % len(content)] ^= 1 << bit
+    path.write_bytes(content)
+    try:
+        found, note = read_tensors(path)
+    except FileError as error:
+        assert "x.safetensors" in str(error)
+    else:  # a space between header and payload became another white space
+        assert note == {"step": 7} and torch.equal(found["a"], TENSORS["a"])
+
+
+@pytest.mark.parametrize("entry", [{"shape": [10**12]}, {"shape": "x"}, {"data_offsets": [0, 9]}])
+def test_a_header_that_does_not_fit_the_payload_is_refused(tmp_path, entry):
+    path = tmp_path / "x.safetensors"
+    write_tensors(path, {"a": torch.zeros(4)}, {})
+    raw = path.read_bytes()
+    size = int.from_bytes(raw[:8], "little")
+    header = json.loads(raw[8 : 8 + size])
+    metadata = header.pop("__metadata__")
+    metadata.pop("digest")
+    header["a"] |= entry
+    metadata["digest"] = sealed({"__metadata__": metadata, **header})["digest"]
+    text = json.dumps({"__metadata__": metadata, **header}).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + raw[8 + size :])
+    with pytest.raises(DamagedError, match="header is wrong"):
+        read_tensors(path)
+
+
+def test_saving_takes_no_second_copy(tmp_path):
+    tensors = {"a": torch.ones(2_000_000)}  # 8 MB
+    tracemalloc.start()
+    write_tensors(tmp_path / "x", tensors, {})
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1_000_000
+
+
+# Writers that are killed
+
+
+def _killed(path):
+    with written_atomically(path) as file:
+        file.write(b"half")
+        file.flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_the_next_writer_removes_what_a_killed_one_left(tmp_path):
+    process = multiprocessing.get_context("fork").Process(target=_killed, args=(tmp_path / "x",))
+    process.start()
+    process.join()
+    assert len(list(tmp_path.iterdir())) == 1  # a temporary file
+    with written_atomically(tmp_path / "y") as other:  # a writer at work is left alone
+        other.write(b"other")
+        write_atomic(tmp_path / "x", b"new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["x", "y"]
+    assert (tmp_path / "x").read_bytes() == b"new" and (tmp_path / "y").read_bytes() == b"other"
+
+
+def test_an_error_while_writing_leaves_the_old_file(tmp_path):
+    write_atomic(tmp_path / "x", b"old")
+    with pytest.raises(KeyboardInterrupt), written_atomically(tmp_path / "x") as file:
+        file.write(b"new")
+        raise KeyboardInterrupt
+    assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
+
+
+def test_a_lock_is_for_one_and_survives_a_killed_holder(tmp_path):
+    path = tmp_path / "lock"
+    path.write_text("")  # the file of a process that was killed
+    with sole_lock(path):
+        with pytest.raises(BlockingIOError), sole_lock(path):
+            pass
+        assert path.exists()
+    assert not path.exists()
