@@ -33,6 +33,7 @@ from afterdrop.train.config import TrainConfig
 from afterdrop.train.fused_text import FusedText
 from afterdrop.train.objective import add_prior_gradient, data_loss
 from afterdrop.train.optimiser import AdamTF, build_optimiser
+from afterdrop.train.whole_masks import RankRows
 
 TYPES = {"ptb": 10_000, "wikitext-2": 33_279}
 DEVICE = torch.device("cuda")
@@ -45,6 +46,8 @@ class RandomText:
     def __init__(self, config: TrainConfig) -> None:
         self.config, self.device, self.state = config, DEVICE, None
         self.window = config.objective.window or 35
+        batch = config.objective.batch_size
+        self.rows = RankRows(slice(0, batch), batch, config.objective.samples)
 
     def train_stripes(self, device: torch.device) -> "RandomStripes":
         """Where windows come from."""
