@@ -27,7 +27,7 @@ SUFFIXES = {"css", "html", "json", "jsonl", "md", "pdf", "py", "safetensors", "t
 def pages() -> list[Path]:
     """The pages of the documentation."""
     top = [ROOT / name for name in ("README.md", "CONTRIBUTING.md")]
-    return [*top, *sorted((ROOT / "docs").glob("*.md"))]
+    return [*top, *sorted((ROOT / "docs").glob("**/*.md"))]
 
 
 def broken_links(path: Path) -> list[str]:
@@ -57,6 +57,8 @@ def _exists(name: str) -> bool:
     first, *rest = name.split(".")
     if rest[-1] in SUFFIXES:  # a file, such as report.html
         return True
+    if first == "afterdrop" and rest[0] in PACKAGES:
+        first, *rest = rest
     if first in PACKAGES:
         return _has_package_name(first, rest)
     return first not in OWNERS or _has(OWNERS[first], rest)
