@@ -4,12 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-# Tests that `make check` leaves out, and folders that run in a second pytest process.
-LEFT_OUT := gpu or subprocess or database or browser or interpreter or slow
-CHECK_SECOND := tests/evaluation tests/family tests/masks tests/properties
-TEST_SECOND := tests/kernels
+PYTEST := $(BIN)/python -m pytest -q
 
-.PHONY: env demo check test test-gpu lint format bench docs clean
+# Tests that `make check` leaves out, and folders that run in a process of their own.
+LEFT_OUT := gpu or subprocess or database or browser or interpreter or slow
+CHECK_APART := tests/evaluation tests/family tests/masks tests/properties
+TEST_APART := tests/kernels tests/report tests/scale tests/tune
+
+.PHONY: env demo check test test-gpu test-harness fuzz chaos lint format bench docs wheel clean
 
 env: $(STAMP)
 
@@ -40,34 +42,68 @@ format: env
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-# $(call side_by_side,FOLDERS,OPTIONS): the tests of FOLDERS in one process, the others in another.
+# $(call side_by_side,COMMANDS,OTHERS): both at the same time; what the first print comes last.
 # Each has one thread: the tests are small, and more threads than cores wait for each other.
 define side_by_side
 	@export OMP_NUM_THREADS=1; \
-	$(BIN)/python -m pytest -q -p no:cacheprovider $(2) $(1) > $(VENV)/second.log 2>&1 & second=$$!; \
-	$(BIN)/python -m pytest -q $(2) $(addprefix --ignore=,$(1)); first=$$?; \
-	wait $$second; second=$$?; echo "== $(1)"; cat $(VENV)/second.log; \
+	( $(1) ) > $(VENV)/first.log 2>&1 & first=$$!; \
+	( $(2) ); second=$$?; \
+	wait $$first; first=$$?; cat $(VENV)/first.log; \
 	exit $$((first + second))
 endef
 
 # Everything that is fast: the gate before a commit.
-check: lint docs
-	$(call side_by_side,$(CHECK_SECOND),-m "not ($(LEFT_OUT))")
+check: lint
+	$(call side_by_side,\
+	  $(PYTEST) -p no:cacheprovider -m "not ($(LEFT_OUT))" $(CHECK_APART),\
+	  $(BIN)/python docs/check.py && $(PYTEST) -m "not ($(LEFT_OUT))" $(addprefix --ignore=,$(CHECK_APART)))
 
 # Everything: the gate before a merge, and what CI runs.
-test: lint docs
-	$(call side_by_side,$(TEST_SECOND),)
+test: env
+	$(call side_by_side,\
+	  $(PYTEST) -p no:cacheprovider $(TEST_APART) && $(MAKE) docs wheel,\
+	  $(MAKE) lint && $(PYTEST) $(addprefix --ignore=,$(TEST_APART)))
 
 # On a machine with a GPU: its own tests, and those of the kernels on the device itself.
 test-gpu: env
 	$(BIN)/python -m pytest tests/gpu tests/kernels
 
+# lm-evaluation-harness on a local task, in an environment of its own: it needs older packages.
+test-harness: env
+	$(PYTHON) -m venv $(VENV)/harness
+	$(VENV)/harness/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 \
+		'.[lm-eval]' pytest
+	$(VENV)/harness/bin/python -m pytest -q tests/integrations/test_integrations_lm_eval.py
+	rm -rf $(VENV)/harness
+
+# Damaged files of every kind, 2,000 per kind; the tests try 115.
+fuzz: env
+	AFTERDROP_FUZZ=2000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q tests/fuzz
+
+# Kills and crashes, 20 times as many as the tests have; with killed ranks and workers, 5 times.
+chaos: env
+	AFTERDROP_CHAOS=20 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -s tests/chaos
+	@for round in 1 2 3 4 5; do OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q \
+		tests/scale/test_scale_killed.py tests/tune/test_tune_workers.py || exit 1; done
+
 bench: env
 	@for script in benchmarks/bench_*.py; do echo "== $$script"; $(BIN)/python $$script || exit 1; done
 
-# Links of the Markdown pages lead to files, and the names and files that they use exist.
+# The documentation site, in build/site: links, names and files exist, and the examples run.
 docs: env
 	$(BIN)/python docs/check.py
+	$(BIN)/python -m sphinx -c docs -b html -q -W --keep-going . build/site
+
+# The wheel, installed in a clean environment: only torch is pinned, everything else is the newest.
+wheel: env
+	rm -rf dist $(VENV)/wheel
+	$(BIN)/python -m build --outdir dist
+	$(PYTHON) -m venv $(VENV)/wheel
+	$(VENV)/wheel/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 dist/*.whl
+	$(VENV)/wheel/bin/python -W error examples/quick_start.py
+	$(VENV)/wheel/bin/afterdrop --help > /dev/null
+	$(VENV)/wheel/bin/afterdrop doctor
+	rm -rf $(VENV)/wheel
 
 clean:
-	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf build dist docs/gallery docs/generated $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
