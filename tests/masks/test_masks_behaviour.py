@@ -1,5 +1,7 @@
 """Modules are recognised by what they do, and compiled ones run as the eager code."""
 
+import random
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -229,3 +231,30 @@ def test_layerdrop_is_a_site_where_its_rate_is_declared():
     expected = F.nll_loss(own.log(), y).item()
     assert abs(found.xe(ad.AMC).corrected - expected) < 0.02
     assert abs(without.xe(ad.AMC).corrected - expected) > 0.05
+
+
+class Skipping(nn.Module):
+    """Skips all that it contains, by a number of Python's generator."""
+
+    def __init__(self, *layers):
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, x):
+        return x if self.training and random.random() < 1.0 else self.layers(x)
+
+
+class Noise(nn.Module):
+    def forward(self, x):
+        return x + torch.randn_like(x) if self.training else x
+
+
+def test_modules_that_were_skipped_at_random_are_found():
+    inner = Skipping(nn.Linear(6, 6), nn.Dropout(0.2), Noise())
+    model = nn.Sequential(Skipping(nn.Linear(6, 6), nn.Dropout(0.3), inner), nn.Linear(6, 3)).eval()
+    found = ad.find_sites(model, torch.randn(4, 6))
+    assert [(site.name, site.rate) for site in found] == [
+        ("0.layers.1", 0.3),
+        ("0.layers.2.layers.1", 0.2),
+    ]
+    assert [name for name, _ in found.off] == ["0", "0.layers.2", "0.layers.2.layers.2"]

@@ -47,6 +47,20 @@ class Discovery(NamedTuple):
     volatile: frozenset[str]
     output: Tensor
 
+    def joined(self, later: "Discovery") -> "Discovery":
+        """This pass and a later one, in which more modules were in eval mode.
+
+        A module that was skipped at random in this pass may run in the later one only.
+        """
+        seen = {visit.place for visit in later.visits}
+        return later._replace(
+            visits=[*later.visits, *(v for v in self.visits if v.place not in seen)],
+            row_bytes=max(self.row_bytes, later.row_bytes),
+            largest_bytes=max(self.largest_bytes, later.largest_bytes),
+            off=sorted((dict(later.off) | dict(self.off)).items()),
+            volatile=self.volatile | later.volatile,
+        )
+
 
 def discover(dry: DryRun, held: set[str]) -> Discovery:
     """Finds the random operations of a model, and the modules that do more than dropout.

@@ -2,7 +2,8 @@
 
 `find_sites` verifies what it finds by dry runs:
     1. discover      in train mode: which operators ask for masks, which modules draw other random
-                     numbers or change their buffers (these stay in eval mode from here on)
+                     numbers or change their buffers (these stay in eval mode from here on); again
+                     until there are no more of them, since LayerDrop may skip modules in a pass
     2. confirm       with these modules in eval mode: no site of the first pass may be lost
     3. find layouts  with twice the rows, and with one row: where the rows lie in each mask, and
                      whether rows are independent, so that samples can be batched with the examples
@@ -251,10 +252,12 @@ def _find_sites(dry: DryRun, noise: tuple[str, ...], *, compute_once: bool) -> S
     # A norm with a forward of its own may contain dropout, so it is not held from the start.
     held = {n for n, m in model.named_modules() if _is_plain_norm(m)} | set(noise)
     found = discover(dry, held)
+    while noisy := {name for name, _ in found.off} - held:
+        held |= noisy
+        found = found.joined(discover(dry, held))
     check_declared(found, model, dry.rates)
     visits, output = found.visits, found.output
     if found.off:
-        held |= {name for name, _ in found.off}
         visits, output = confirm(dry, held, visits)
     layouts, batched, reason = find_layouts(dry, held, visits)
     check_eval_output(dry, held, layouts, output)
