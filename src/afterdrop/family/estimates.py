@@ -14,9 +14,11 @@ The XE of a K-sample mean is biased upwards by about c/K, which more data does n
     mc_error    the error of x from the masks. The halves differ by d_i = h_i,1 − h_i,2, and the
                 standard deviation of x is half of that of d: sqrt(Σ_g (Σ_{i∈g} d_i)²)/(2N) for
                 masks that are independent between examples, |mean d|/2 if examples share masks.
-                Two alphas of one multiplier differ by what the samples' variance makes of them, and
-                of a variance a half has K/2 − 1 degrees of freedom instead of (K − 1)/2: such
-                differences have their mc_error multiplied by sqrt((K − 1)/(K − 2)).
+                Two alphas of one multiplier differ by what the samples' variance makes of them. A
+                variance of K samples shows the share 1 − 1/K of the true one, that of a half
+                1 − 2/K: such differences have their mc_error multiplied by (K − 1)/(K − 2). This
+                is right where few samples make up the variance; for normal ones it is too large,
+                by the root of that factor.
     data_error  the error from the choice of targets: the spread between clusters, less the
                 independent mask noise that it also contains.
 
@@ -184,7 +186,7 @@ class Values:
             number,
             quarters=quarters,
             moved_error=math.hypot(mine.moved_error, theirs.moved_error),
-            mc_factor=_degrees_of_freedom(self, other),
+            mc_factor=_variance_factor(self, other),
         )
 
     def part(self, chosen: Tensor) -> "Values":
@@ -195,8 +197,8 @@ class Values:
         )
 
 
-def _degrees_of_freedom(mine: Values, theirs: Values) -> float:
-    """What the halves' difference between two alphas of one multiplier lacks; NaN at K = 2.
+def _variance_factor(mine: Values, theirs: Values) -> float:
+    """What the halves of a difference between two alphas of one multiplier lack; NaN at K = 2.
 
     The jackknife over more than two groups lacks nothing: it errs to the safe side.
     """
@@ -206,7 +208,7 @@ def _degrees_of_freedom(mine: Values, theirs: Values) -> float:
     k = mine.drawn or mine.num_samples
     if mine.halves is not None and len(mine.halves) > 2:
         return 1.0
-    return math.sqrt((k - 1) / (k - 2)) if k > 2 else math.nan
+    return (k - 1) / (k - 2) if k > 2 else math.nan
 
 
 def _positive(k: float) -> float:
