@@ -1,5 +1,7 @@
 """Masks that a predictor keeps: those of `draw_row_mask`, within their budget."""
 
+from unittest import mock
+
 import pytest
 import torch
 from hypothesis import given
@@ -30,7 +32,15 @@ def shape_of(layout, rows, sizes):
     st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=1, max_size=3),
     st.sampled_from([0, 200, 10**6]),
 )
-def test_kept_masks_are_those_drawn_for_each_row(layout, scheme, examples, lengths, budget):
+@pytest.mark.parametrize("packed_from", [1, 4096])
+def test_kept_masks_are_those_drawn_for_each_row(
+    packed_from, layout, scheme, examples, lengths, budget
+):
+    with mock.patch("afterdrop.masks.kept_masks._PACKED", packed_from):
+        _compare_kept_masks(layout, scheme, examples, lengths, budget)
+
+
+def _compare_kept_masks(layout, scheme, examples, lengths, budget):
     plan, kept = Plan(8, 1, scheme), KeptMasks(budget)
     for sizes in lengths:
         for samples in (range(2), range(2, 8)) if layout.dim is not None else (range(5, 6),):
@@ -80,3 +90,12 @@ def test_masks_are_drawn_once(monkeypatch):
     torch.testing.assert_close(predict(x[:3]), found[:3])
     fresh = ad.Predictor(model, ad.AMC, 20, per_example=True)
     assert not torch.allclose(fresh(x), found)
+
+
+def test_large_masks_are_kept_as_bits():
+    plan, kept = Plan(20, 1), KeptMasks(10**6)
+    rows = Rows(plan, (1.0,), range(3), torch.zeros(2, dtype=torch.int64))
+    kept.draw(rows, 7, Layout(0), torch.randn(6, 50, 99), (0.4,))
+    assert kept.bytes == 20 * 50 * 13  # 99 units in 13 bytes
+    kept.draw(rows, 8, Layout(0), torch.randn(6, 5), (0.4,))
+    assert kept.bytes == 20 * 50 * 13 + 20 * 5 * 4
