@@ -46,12 +46,14 @@ def written_atomically(path: str | Path) -> Iterator[BinaryIO]:
         path: The file; parent folders are created.
 
     Raises:
-        FileError: If the file cannot be written (no space, no permission); an existing file is
-            left as it is.
+        FileError: If the file cannot be written (no space, no permission, a device or a pipe); an
+            existing file is left as it is.
     """
     path = Path(path)
     temporary: str | None = None
     try:
+        if path.exists() and not (path.is_file() or path.is_dir()):  # it would be replaced
+            raise FileError(f"cannot write {path}: it is a device or a pipe; name a regular file")
         path.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(path.parent)
         file, temporary = _open_temporary(path)

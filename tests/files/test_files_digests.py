@@ -158,3 +158,13 @@ def test_a_lock_is_for_one_and_survives_a_killed_holder(tmp_path):
             pass
         assert path.exists()
     assert not path.exists()
+
+
+def test_a_pipe_is_not_replaced_by_a_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to(tmp_path / "pipe")
+    for name in ("pipe", "link"):
+        with pytest.raises(FileError, match="device or a pipe"):
+            write_atomic(tmp_path / name, b"content")
+    assert (tmp_path / "pipe").is_fifo() and (tmp_path / "link").is_symlink()
+    assert sorted(os.listdir(tmp_path)) == ["link", "pipe"]
