@@ -112,6 +112,11 @@ OPTIONS = {
         {"samples": 4},
     ),
     "embedding dropout": ({"embedding_dropout": 0.3}, {}),
+    "mixture": ({"hidden_sizes": [200, 200], "embedding_size": 70, "softmax_components": 15}, {}),
+    "mixture, three samples": (
+        {"softmax_components": 2, "tied": False, "projection_dropout": 0.3},
+        {"samples": 3, "batch_size": 17},
+    ),
 }
 
 

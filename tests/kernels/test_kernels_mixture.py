@@ -3,10 +3,13 @@
 import kernel_device
 import pytest
 import torch
+from kernel_device import within
 
 from afterdrop.kernels.mixture_cross_entropy import mixture_cross_entropy
 from afterdrop.kernels.mixture_latents import latent_gradients, latent_vectors
 from afterdrop.kernels.sample_cross_entropy import sample_cross_entropy
+from afterdrop.models import LanguageModel, LanguageModelConfig, mixture_copies
+from afterdrop.models.fused import Copies
 
 pytestmark = kernel_device.quiet
 device = kernel_device.device
@@ -122,3 +125,22 @@ def test_latent_vectors_and_their_gradients_match_float64(rows, device):
     latent_gradients(d_latents.to(device), held, given, d_projected, 0.5)
     torch.testing.assert_close(d_projected[:, : C * P].double().cpu(), exact.grad, **near)
     assert (d_projected[:, C * P :] == 7).all()
+
+
+@pytest.mark.parametrize("at_once", [1, 2**20])
+@torch.no_grad()
+def test_copies_give_the_log_probabilities_of_the_model(at_once, device, monkeypatch):
+    """As a validation reads them, with a row of logits at a time or all at once."""
+    monkeypatch.setattr(mixture_copies, "_AT_ONCE", {"cpu": at_once, "cuda": at_once})
+    torch.manual_seed(0)
+    config = LanguageModelConfig(11, (5,), 3, softmax_components=4, projection_dropout=0.5)
+    model = LanguageModel(config).to(device).eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
+    copies = Copies(model, torch.float32)
+    copies.pack()
+    y = torch.randn(7, 1, 5, device=device)
+    padded = torch.zeros(7, copies.mixture.weight.shape[1], device=device)
+    padded[:, :5] = y.squeeze(1)
+    found, wanted = copies.output(padded), model.output(model.mixture(y)).squeeze(1)
+    assert (found - wanted).abs().max() < within(device, 1e-5, 1e-2)
