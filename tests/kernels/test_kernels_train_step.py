@@ -166,6 +166,30 @@ def test_every_step_draws_every_mask(folder, device):
     assert not any(torch.equal(a, b) for a, b in zip(*found))
 
 
+def test_float16_operands_of_a_mixture_keep_its_gradients(folder, monkeypatch, device):
+    """Loss within 1e-3 (tf32: 2e-3), gradients within 1e-2 (5e-2); the stack stays float32.
+
+    With an epsilon far above √v the step is a multiple of the gradient.
+    """
+    monkeypatch.setattr("afterdrop.models.fused.fine", lambda dtype: torch.float16)
+    model = {"softmax_components": 15, "embedding_size": 9, "projection_dropout": 0.3}
+    config = tiny_run.config(
+        folder,
+        model,
+        objective={"l2_penalty": 0.0},
+        optimiser={"learning_rate": 3e4, "epsilon": 1e3, "max_norm": None},
+    )
+    run, fused = fused_run(config, device)
+    assert fused.steps.copies.mixture.weight.dtype == torch.float16
+    first = [p.detach().clone() for p in run.model.parameters()]
+    plain = PlainSteps(config, run.task, copy.deepcopy(run.model).double())
+    loss, kept = float(fused.step(0)), fused.steps.masks.kept > 0
+    wanted = float(plain.step(0, drawn_masks(fused.steps), kept))
+    assert abs(loss / wanted - 1) < within(device, 1e-3, 2e-3)
+    for start, found, exact in zip(first, run.model.parameters(), plain.parameters):
+        assert relative(found - start, exact - start) < within(device, 1e-2, 5e-2)
+
+
 def test_a_resumed_run_draws_the_same_masks_and_makes_the_same_steps(folder, device):
     """Masks and, in the interpreter, weights are equal to the bit; on a GPU within 1e-5."""
     model = {"state_dropout": 0.2}
