@@ -27,13 +27,14 @@ class MixtureCopies:
         dtype: Dtype of the operands of its products.
 
     Attributes:
+        module: The mixture.
         width: C·E₊, the columns of the latent vectors among those of a product with `weight`.
         weight: [C·E₊ + C₊, H₊], the projection and then the prior.
         bias: [C·E₊] float32, of the projection.
     """
 
     def __init__(self, mixture: SoftmaxMixture, dtype: torch.dtype) -> None:
-        self.mixture, device = mixture, mixture.prior.device
+        self.module, device = mixture, mixture.prior.device
         C, H = mixture.prior.shape
         self.width = C * padded(mixture.embedding_size)
         rows = self.width + padded(C)
@@ -43,7 +44,7 @@ class MixtureCopies:
     @torch.no_grad()
     def pack(self) -> None:
         """Copies the current weights of the mixture."""
-        mixture, (C, H) = self.mixture, self.mixture.prior.shape
+        mixture, (C, H) = self.module, self.module.prior.shape
         E = mixture.embedding_size
         projection = self.weight[: self.width].unflatten(0, (C, -1))
         projection[:, :E, :H].copy_(mixture.projection.view(C, E, H))
@@ -59,7 +60,7 @@ class MixtureCopies:
             table_VE: The padded copy [V₊, E₊] of the softmax table.
             bias_V: Its bias.
         """
-        C = self.mixture.components
+        C = self.module.components
         projected = product(y_RH.to(self.weight.dtype), self.weight.t())
         latent = torch.tanh(projected[:, : self.width] + self.bias).to(self.weight.dtype)
         latent_RCE, prior_RC = latent.unflatten(1, (C, -1)), projected[:, self.width :][:, :C]

@@ -24,6 +24,8 @@ from afterdrop.train.whole_masks import RankRows
 
 # Logits of all components that are held at a time: 2 GiB of float16.
 _AT_ONCE = 2**30
+# A gradient of logits is at most its scale, and float16 holds 65,504.
+_MOST_LIFT = 2.0**15
 
 
 class MixtureOutput:
@@ -53,8 +55,8 @@ class MixtureOutput:
         self.copies, self.mixture, self.stack = copies, mixture, stack
         self.masks, self.rows = masks, rows
         half, (time, B, width) = copies.softmax, stack.out.shape
-        C, H = mixture.mixture.prior.shape
-        R, E = time * B, mixture.mixture.embedding_size
+        C, H = mixture.module.prior.shape
+        R, E = time * B, mixture.module.embedding_size
         self._y = half.new_zeros(R, width)
         self._y[:, H] = 1  # the column of its gradient is that of the projection's bias
         self._projected = torch.zeros(R, len(mixture.weight), device=half.device)
@@ -65,17 +67,17 @@ class MixtureOutput:
         steps = min(time, max(1, _AT_ONCE // (B * C * len(half))))
         self._logits = half.new_zeros(steps * B * C, len(half))  # overwritten by their gradient
         self._parts = [range(at, min(at + steps, time)) for at in range(0, time, steps)]
-        # The weights of the components divide gradients of logits as those of samples do; the
-        # gradients of latent vectors are sums over classes and need no more than with one softmax.
         self._lift = LIFT * rows.samples
         self._scale = 1 / (self._lift * rows.batch)
+        # Gradients of logits are divided by C on average. The others are sums over classes.
+        self._logit_lift = min(self._lift * C, _MOST_LIFT)
         self.dy = torch.zeros(R, width, device=half.device)
         self.d_table = torch.zeros(half.shape, device=half.device)
         self._d_weight = torch.zeros(mixture.weight.shape, device=half.device)
         self.trained = self._trained(C, H)
 
     def _trained(self, C: int, H: int) -> list[Trained]:
-        copies, own, d_weight = self.mixture, self.mixture.mixture, self._d_weight
+        copies, own, d_weight = self.mixture, self.mixture.module, self._d_weight
         latents, prior = slice(0, copies.width), slice(copies.width, None)
         return [
             (own.projection, d_weight[latents], copies.weight[latents], C),
@@ -96,7 +98,7 @@ class MixtureOutput:
             found: [1 or 2, targets], written: losses and, with several samples, their effective
                 number.
         """
-        mixture, own = self.mixture, self.mixture.mixture
+        mixture, own = self.mixture, self.mixture.module
         y, mask = self.stack.out.flatten(0, 1), self.masks.rows_of("projection")
         apply_mask(y, self.masks.rows_of("output"), self._y, own.prior.shape[1])
         product(self._y, mixture.weight.t(), self._projected)
@@ -105,8 +107,8 @@ class MixtureOutput:
             self._softmax(part, targets, found)
             if part is not self._parts[-1]:  # else it can wait for `table_gradients`
                 self._add_to_table(part)
-        d_latents, share = self._d_latents.flatten(1), 1 / own.components
-        latent_gradients(d_latents, self._projected, mask, self._d_projected, share)
+        d_latents, ratio = self._d_latents.flatten(1), self._lift / self._logit_lift
+        latent_gradients(d_latents, self._projected, mask, self._d_projected, ratio)
         product(self._d_projected, mixture.weight, self.dy, self._scale)
 
     def table_gradients(self) -> None:
@@ -118,11 +120,11 @@ class MixtureOutput:
         return slice(part.start * self.rows.count, part.stop * self.rows.count)
 
     def _logits_of(self, part: range) -> Tensor:
-        return self._logits[: len(part) * self.rows.count * self.mixture.mixture.components]
+        return self._logits[: len(part) * self.rows.count * self.mixture.module.components]
 
     def _softmax(self, part: range, targets: Tensor, found: Tensor) -> None:
         """Losses of some time steps, and the gradients of their latent vectors and prior."""
-        C, width, table = self.mixture.mixture.components, self.mixture.width, self.copies.softmax
+        C, width, table = self.mixture.module.components, self.mixture.width, self.copies.softmax
         places, logits = self._places(part), self._logits_of(part)
         torch.mm(self._latents[places].flatten(0, 1), table.t(), out=logits)
         B = self.rows.count // self.rows.samples
@@ -136,7 +138,7 @@ class MixtureOutput:
             own[0],
             own[1] if len(own) > 1 else None,
             B,
-            self._lift * C,
+            self._logit_lift,
             self._lift,
         )
         product(logits, table, self._d_latents[places].flatten(0, 1))
@@ -144,6 +146,6 @@ class MixtureOutput:
     def _add_to_table(self, part: range) -> None:
         """Adds the gradient of the softmax table from some time steps, whose logits are held."""
         latents = self._latents[self._places(part)].flatten(0, 1)
-        scale = self._scale / self.mixture.mixture.components
+        scale = 1 / (self._logit_lift * self.rows.batch)
         logits_t, later = self._logits_of(part).t(), part is not self._parts[0]
         product(logits_t, latents, self.d_table, scale, add=later)
