@@ -24,9 +24,11 @@ def drawn_masks(steps):
         if sharing[0] != "none":
             whole = state[layer, ..., :H]
             masks.append(whole if sharing[0] == "step" else whole[0])
-    for name, size in (("output", H), ("projection", E)):
-        if name in units:
-            masks.append(units[name][..., :size])
+    if "output" in units:
+        masks.append(units["output"][..., :H])
+    if "projection" in units:
+        mask, components = units["projection"], steps.model.config.softmax_components
+        masks.append(mask.unflatten(-1, (components, -1))[..., :E].flatten(-2))
     return masks
 
 

@@ -54,17 +54,19 @@ class StepMasks:
     def __init__(self, config: TrainConfig, copies: Copies, stack: Stack, rows: RankRows) -> None:
         self.config, self.stack, self.rows = config, stack, rows
         self._model = model = copies.config
-        sizes = {"input": copies.embedding, "output": stack.out}
+        sizes = {"input": copies.embedding.shape[-1], "output": stack.out.shape[-1]}
         if copies.projection is not None:
-            sizes["projection"] = copies.softmax
+            sizes["projection"] = copies.softmax.shape[-1]
+        if copies.mixture is not None:
+            sizes["projection"] = copies.mixture.width
         half = copies.softmax  # of the dtype of masks
 
         def steps(name: str) -> int:
             return stack.shape.time if model.mask(name).sharing == "step" else 1
 
         self.units = {
-            name: half.new_ones(steps(name), stack.shape.rows, like.shape[-1])
-            for name, like in sizes.items()
+            name: half.new_ones(steps(name), stack.shape.rows, size)
+            for name, size in sizes.items()
             if model.mask(name).rate
         }
         self.kept = torch.ones(rows.mine.stop - rows.mine.start, device=half.device)

@@ -13,24 +13,21 @@ import torch
 from torch import Tensor, nn
 
 from afterdrop.kernels.adam import Adam, Slot
-from afterdrop.kernels.cross_entropy import cross_entropy
 from afterdrop.kernels.cuda_graph import SideStream
-from afterdrop.kernels.lstm_stack import Stack, product
-from afterdrop.kernels.sample_cross_entropy import sample_cross_entropy
+from afterdrop.kernels.lstm_stack import Stack
 from afterdrop.kernels.training_masks import apply_mask, scatter_masked
 from afterdrop.models import LanguageModel
 from afterdrop.models.fused import Copies, lstm_layers
 from afterdrop.models.mogrifier import Mogrifier
 from afterdrop.train.config import TrainConfig
 from afterdrop.train.fused_masks import StepMasks, stack_sharing
+from afterdrop.train.fused_mixture import MixtureOutput
+from afterdrop.train.fused_output import SoftmaxOutput
 from afterdrop.train.optimiser import AdamTF
 from afterdrop.train.whole_masks import RankRows
 
 # Groups of parameters, in the order in which their gradients become available.
 _TABLES, _RECURRENT, _INPUT = 0, 1, 2
-# Scales gradients of logits, so that those of rare words fit into float16. Several samples divide
-# them by their number on average, so it is multiplied by it.
-_LIFT = 64.0
 
 
 class FusedStep:
@@ -72,25 +69,19 @@ class FusedStep:
         shape = copies.shape(rows.count, window)
         self.stack = Stack(shape, copies.stack, *stack_sharing(copies.config))
         self.masks = StepMasks(config, copies, self.stack, rows)
-        R, size = window * rows.count, model.embedding.shape[1]
+        self.output = (
+            SoftmaxOutput(copies, self.stack, self.masks, rows)
+            if copies.mixture is None
+            else MixtureOutput(copies, copies.mixture, self.stack, self.masks, rows)
+        )
+        R = window * rows.count
         self.tokens = torch.zeros(2, R, dtype=torch.int64, device=device)
         self._numbers = torch.tensor([step, 0], device=device)
         self.counter, self.slot = self._numbers[0], self._numbers[1:]
-        half = copies.softmax
-        self.features = half.new_zeros(R, half.shape[1])
-        self.features[:, size] = 1  # the column of its gradient is that of the bias
-        self.logits = half.new_zeros(R, len(half))  # overwritten by their gradient
-        self._lift = _LIFT * rows.samples
-        self._scale = 1 / (self._lift * rows.batch)
         found = min(2, rows.samples)
         # The loss and the effective number of samples of each target.
         self._of_targets = torch.zeros(found, R // rows.samples, device=device)
         self.numbers = torch.zeros(found, dtype=torch.float64, device=device)
-        width = self.stack.out.shape[-1]
-        self._dy = torch.zeros(R, width, device=device)
-        if copies.projection is not None:
-            self._y = half.new_zeros(R, width)
-            self._d_projected = torch.zeros_like(self.features)
         self._d_rounds: list[Tensor] = []  # of the Mogrifier rounds, if there are any
         self._beside = SideStream(device)
         section = config.optimiser
@@ -106,10 +97,6 @@ class FusedStep:
     def _groups(self) -> list[list[Slot]]:
         """All parameters with the gradients that a step writes, and their 16-bit copies."""
         copies, model, stack = self.copies, self.model, self.copies.stack
-
-        def gradient(copy: Tensor) -> Tensor:
-            return torch.zeros(copy.shape, device=self.device)
-
         # Summed in float32 and rounded like its operands, which saves memory traffic.
         d_w_x, d_w_h = torch.zeros_like(stack.w_x), torch.zeros_like(stack.w_h)
         if stack.rounds is not None:
@@ -123,18 +110,17 @@ class FusedStep:
             d_gates = d_h[:, layer.hidden_size]
             recurrent.append(self._slot(layer.bias, d_gates, stack.bias[at].flatten(), 4))
             recurrent += self._round_slots(layer.mogrifier, at)
-        self._d_table = gradient(copies.softmax)
-        self._d_embedding = self._d_table if model.softmax is None else gradient(copies.embedding)
-        d_bias = self._d_table[: len(model.softmax_bias), model.embedding.shape[1]]
+        d_table = self.output.d_table
+        tied = model.softmax is None
+        self._d_embedding = d_table if tied else torch.zeros_like(d_table)
+        d_bias = d_table[: len(model.softmax_bias), model.embedding.shape[1]]
         tables = [
             self._slot(model.softmax_bias, d_bias),
             self._slot(model.embedding, self._d_embedding, copies.embedding),
         ]
         if model.softmax is not None:
-            tables.append(self._slot(model.softmax, self._d_table, copies.softmax))
-        if copies.projection is not None and model.projection is not None:
-            self._d_projection = gradient(copies.projection)
-            tables.append(self._slot(model.projection, self._d_projection, copies.projection))
+            tables.append(self._slot(model.softmax, d_table, copies.softmax))
+        tables += [self._slot(*trained) for trained in self.output.trained]
         return [tables, recurrent, inputs]
 
     def _round_slots(self, mogrifier: Mogrifier, layer: int) -> list[Slot]:
@@ -166,10 +152,9 @@ class FusedStep:
     @property
     def summed(self) -> list[Tensor]:
         """What `gradients` computes, of the rows of this rank: gradients and `numbers`."""
-        found = [self._d_w_x, self._d_w_h, *self._d_rounds, self._d_table, self.numbers]
-        if self._d_embedding is not self._d_table:
-            found.append(self._d_embedding)
-        return found if self.copies.projection is None else [*found, self._d_projection]
+        found = [self._d_w_x, self._d_w_h, *self._d_rounds, *self.output.summed, self.numbers]
+        tied = self._d_embedding is self.output.d_table
+        return found if tied else [*found, self._d_embedding]
 
     @torch.no_grad()
     def gradients(self) -> None:
@@ -185,11 +170,11 @@ class FusedStep:
         stack.start(self.masks.kept if self.config.objective.state_reset else None)
         stack.forward()
         beside.join()
-        self._softmax()
+        self.output.run(self.tokens[1], self._of_targets)
         with beside.work():
             self._table_gradients()
             self._numbers += 1  # nothing reads them after this
-        stack.backward(self._dy.view_as(stack.out), self.masks.units.get("output"))
+        stack.backward(self.output.dy.view_as(stack.out), self.masks.units.get("output"))
         # Sums of squares are limited by memory and products are not, so they run concurrently.
         with beside.work():
             self._input_gradient()
@@ -221,45 +206,17 @@ class FusedStep:
         mask, factors = self.masks.rows_of("input"), self.masks.table
         apply_mask(table, mask, x, table.shape[1], self.tokens[0], factors)
 
-    def _softmax(self) -> None:
-        """Computes losses and the gradients of the stack's dropped output."""
-        copies, size = self.copies, self.model.embedding.shape[1]
-        y, features, masks = self.stack.out.flatten(0, 1), self.features, self.masks
-        if copies.projection is None:
-            apply_mask(y, masks.rows_of("output"), features, size)
-        else:
-            apply_mask(y, masks.rows_of("output"), self._y, y.shape[1])
-            projected = product(self._y, copies.projection.t())
-            apply_mask(projected, masks.rows_of("projection"), features, size)
-        logits, bias = self.logits, self.model.softmax_bias.detach()
-        torch.mm(features, copies.softmax.t(), out=logits)
-        targets, found, lift = self.tokens[1], self._of_targets, self._lift
-        if (samples := self.rows.samples) > 1:
-            B = self.rows.count // samples
-            sample_cross_entropy(logits, bias, targets, found[0], found[1], B, lift)
-        else:
-            cross_entropy(logits, bias, targets, found[0], lift)
-        if copies.projection is None:
-            product(logits, copies.softmax, self._dy, self._scale)
-            return
-        d_features = product(logits, copies.softmax)
-        width = d_features.shape[1]
-        apply_mask(d_features, masks.rows_of("projection"), self._d_projected, width)
-        product(self._d_projected, copies.projection, self._dy, self._scale)
-
     def _table_gradients(self) -> None:
-        """Computes the numbers and the gradients of the softmax table and of the projection."""
+        """Computes the numbers, and the gradients of the weights between stack and loss."""
         torch.sum(self._of_targets, 1, dtype=torch.float64, out=self.numbers)
         self.numbers /= self.rows.batch
         self.numbers[1:] /= self.stack.shape.time
-        product(self.logits.t(), self.features, self._d_table, self._scale)
-        if self.copies.projection is not None:
-            product(self._d_projected.t(), self._y, self._d_projection, self._scale)
+        self.output.table_gradients()
 
     def _input_gradient(self) -> None:
         """Adds the gradient of the embedding rows that were read."""
         dx = self.stack.input_gradient()
-        if self._d_embedding is not self._d_table:
+        if self._d_embedding is not self.output.d_table:
             self._d_embedding.zero_()
         mask, factors = self.masks.rows_of("input"), self.masks.table
         scatter_masked(dx, mask, self._d_embedding, dx.shape[1], self.tokens[0], factors)

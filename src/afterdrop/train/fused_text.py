@@ -89,7 +89,7 @@ def why_not(
 
 
 def _largest(config: TrainConfig, task: TextTask, model: LanguageModel) -> int:
-    """The number of elements of the largest tensor of the stack, in training or validation."""
+    """The elements of the largest tensor of the stack, or of a mixture's latent vectors."""
     model_config, section = model.config.resolved(), config.validation
     assert model_config.embedding_size is not None
     H = padded(model_config.hidden_sizes[0])
@@ -97,7 +97,10 @@ def _largest(config: TrainConfig, task: TextTask, model: LanguageModel) -> int:
     rows = config.objective.batch_size * config.objective.samples
     trained = rows * task.window * max(4 * H, width)
     validated = section.stripes * ((section.window or task.window) + 1) * width
-    return len(model_config.hidden_sizes) * max(trained, validated)
+    components = model_config.softmax_components
+    latents = rows * task.window * components * padded(model_config.embedding_size)
+    of_stack = len(model_config.hidden_sizes) * max(trained, validated)
+    return of_stack if components == 1 else max(of_stack, latents)
 
 
 class FusedText:
@@ -183,7 +186,8 @@ class FusedText:
     def validation_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Logits [N, V] and targets [N] of the validation text, window by window.
 
-        The very first window is compiled and recorded; after that nothing here waits for a GPU.
+        Of a mixture of softmaxes, log-probabilities. The very first window is compiled and
+        recorded; after that nothing here waits for a GPU.
         """
         section = self.config.validation
         if self._evaluation is None:
@@ -195,8 +199,6 @@ class FusedText:
         copies, passes = self._evaluation
         copies.pack()
         passes.reset()
-        bias = self.model.softmax_bias
         for window in self.task.validation_windows:
             y_NH = window.real(passes.run(window.inputs).transpose(0, 1))
-            logits = copies.logits(copies.features(y_NH))[:, : len(bias)]
-            yield logits.add_(bias), window.targets
+            yield copies.output(y_NH), window.targets
