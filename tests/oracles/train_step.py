@@ -9,6 +9,7 @@ from torch.overrides import TorchFunctionMode
 
 from afterdrop.train.objective import add_prior_gradient, data_loss
 from afterdrop.train.optimiser import build_optimiser
+from afterdrop.train.penalties import text_penalties
 
 
 def drawn_masks(steps):
@@ -52,7 +53,7 @@ class PlainSteps:
         self.optimiser = build_optimiser(self.parameters, config.optimiser)
 
     def step(self, number, masks, kept_B):
-        """The loss of a step; `kept_B` says which rows keep their state."""
+        """The data term of a step; `kept_B` says which rows keep their state."""
         queue = [mask.to(self.parameters[0]) for mask in masks]
         before = self.state
         objective = self.config.objective
@@ -62,13 +63,17 @@ class PlainSteps:
         inputs, targets = self.task.stripes[number]
         self.model.train()
         with Given(queue):
-            logits, state = self.model(inputs.repeat(objective.samples, 1), before)
+            passes = self.task._passes(self.model, inputs.repeat(objective.samples, 1), before)
         assert not queue
-        self.state = tuple((h.detach(), c.detach()) for h, c in state)
+        self.state = tuple((h.detach(), c.detach()) for h, c in passes.first.state)
+        logits = self.model.logits(passes.first)
         loss = data_loss(logits, targets, samples=objective.samples, alpha=objective.alpha)
+        if passes.second is not None:
+            loss = (loss + data_loss(self.model.logits(passes.second), targets)) / 2
+        self.penalties = text_penalties(objective, self.model, passes, share=1.0)
         self.logits, self.targets = logits.detach(), targets
         self.optimiser.zero_grad()
-        loss.backward()
+        (loss if self.penalties is None else loss + self.penalties.sum()).backward()
         add_prior_gradient(self.parameters, objective.l2_penalty)
         if self.config.optimiser.max_norm is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters, self.config.optimiser.max_norm)

@@ -197,13 +197,14 @@ def test_classifiers_have_no_recurrent_activations(name):
         recipes.load("digits-mlp").config.override({f"objective.{name}": 2.0})
 
 
-def test_kernels_refuse_penalties(text_config, text_folder, monkeypatch):
+def test_kernels_refuse_some_penalties(text_config, text_folder, monkeypatch):
     pytest.importorskip("triton", reason="kernels need Triton, which is not installed")
     monkeypatch.setattr(kernels, "why_not", lambda device: None)  # as if a CPU could run kernels
     task = TextTask(text_config, load_text(text_folder), CPU)
     model = task.build_model()
-    assert fused_text.why_not(text_config, task, model, CPU) is None
-    for changes in (FRATERNAL, LINEAR, *({k: v} for k, v in ACTIVATIONS.items())):
+    for changes in ({}, ACTIVATIONS):
+        assert fused_text.why_not(text_config.override(changes), task, model, CPU) is None
+    for changes in (FRATERNAL, LINEAR):
         ((name, value),) = changes.items()
         reason = fused_text.why_not(text_config.override(changes), task, model, CPU)
         assert reason == f"{name} is {value}"

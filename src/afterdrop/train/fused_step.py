@@ -22,8 +22,10 @@ from afterdrop.models import LanguageModel
 from afterdrop.models.fused import Copies, lstm_layers
 from afterdrop.models.mogrifier import Mogrifier
 from afterdrop.train.config import TrainConfig
+from afterdrop.train.fused_activations import ActivationPenalties
 from afterdrop.train.fused_masks import StepMasks, stack_sharing
 from afterdrop.train.optimiser import AdamTF
+from afterdrop.train.penalties import active_penalties
 from afterdrop.train.whole_masks import RankRows
 
 # Groups of parameters, in the order in which their gradients become available.
@@ -50,8 +52,8 @@ class FusedStep:
         tokens: [2, R] inputs and targets of the step.
         counter: The number of the step, which its masks depend on.
         slot: A number for the code that fills `tokens`; each step adds one to it.
-        numbers: [1 or 2] float64: the loss of the last step and, with several samples, their mean
-            effective number.
+        numbers: [1, 2 or 2 + P] float64: the data term of the last step, with several samples their
+            mean effective number, and what P penalties added to the loss (`StepLoss.numbers`).
     """
 
     def __init__(
@@ -85,7 +87,11 @@ class FusedStep:
         found = min(2, rows.samples)
         # The loss and the effective number of samples of each target.
         self._of_targets = torch.zeros(found, R // rows.samples, device=device)
-        self.numbers = torch.zeros(found, dtype=torch.float64, device=device)
+        count = 2 + penalties if (penalties := len(active_penalties(config.objective))) else found
+        self.numbers = torch.zeros(count, dtype=torch.float64, device=device)
+        self._activations = ActivationPenalties(
+            config.objective, rows, window, shape.hidden, self.numbers[2:]
+        )
         width = self.stack.out.shape[-1]
         self._dy = torch.zeros(R, width, device=device)
         if copies.projection is not None:
@@ -189,7 +195,9 @@ class FusedStep:
         with beside.work():
             self._table_gradients()
             self._numbers += 1  # nothing reads them after this
-        stack.backward(self._dy.view_as(stack.out), self.masks.units.get("output"))
+        dy = self._dy.view_as(stack.out)
+        mask = self._activations.add(stack.out, self.masks.units.get("output"), dy)
+        stack.backward(dy, mask)
         # Sums of squares are limited by memory and products are not, so they run concurrently.
         with beside.work():
             self._input_gradient()
@@ -249,9 +257,10 @@ class FusedStep:
 
     def _table_gradients(self) -> None:
         """Computes the numbers and the gradients of the softmax table and of the projection."""
-        torch.sum(self._of_targets, 1, dtype=torch.float64, out=self.numbers)
-        self.numbers /= self.rows.batch
-        self.numbers[1:] /= self.stack.shape.time
+        numbers = self.numbers[: len(self._of_targets)]
+        torch.sum(self._of_targets, 1, dtype=torch.float64, out=numbers)
+        numbers /= self.rows.batch
+        numbers[1:] /= self.stack.shape.time
         product(self.logits.t(), self.features, self._d_table, self._scale)
         if self.copies.projection is not None:
             product(self._d_projected.t(), self._y, self._d_projection, self._scale)

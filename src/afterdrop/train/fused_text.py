@@ -47,11 +47,11 @@ SUPPORTED: Table = {
         ),
         "state_reset": "any",
         "jitter": "any",
-        # A penalty needs a second pass or activations that the kernels do not keep.
+        # These need a second pass.
         "fraternal_penalty": (0.0,),
         "expectation_linear_penalty": (0.0,),
-        "activation_penalty": (0.0,),
-        "temporal_activation_penalty": (0.0,),
+        "activation_penalty": "any",
+        "temporal_activation_penalty": "any",
     },
     "optimiser": {
         "learning_rate": "any",
