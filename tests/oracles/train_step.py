@@ -13,7 +13,24 @@ from afterdrop.train.penalties import text_penalties
 
 
 def drawn_masks(steps):
-    """The masks of a step in the order in which a model asks for them, without padding."""
+    """The masks of a step in the order in which a model asks for them, pass by pass."""
+    masks, objective = _masks_of_all_rows(steps), steps.config.objective
+    if steps.rows.samples == objective.samples:  # one pass
+        return masks
+    rows = steps.rows.count // 2
+    first, second = ([mask[..., part, :] for mask in masks] for part in _halves(rows))
+    if objective.fraternal_penalty > 0:
+        return first + second
+    assert all((mask == 1).all() for mask in second)
+    return first
+
+
+def _halves(rows):
+    return slice(0, rows), slice(rows, 2 * rows)
+
+
+def _masks_of_all_rows(steps):
+    """The masks in the order in which a model asks for them, without padding."""
     H, E = steps.model.config.hidden_sizes[0], steps.model.embedding.shape[1]
     (state, inter), sharing = steps.stack.masks, steps.stack.sharing
     units, table = steps.masks.units, steps.masks.table
@@ -40,7 +57,7 @@ class Given(TorchFunctionMode):
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         if func is F.dropout:
-            return args[0] * self.queue.pop(0)
+            return args[0] * self.queue.pop(0) if kwargs["training"] else args[0]
         return func(*args, **(kwargs or {}))
 
 

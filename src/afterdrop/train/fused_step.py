@@ -23,6 +23,7 @@ from afterdrop.models.fused import Copies, lstm_layers
 from afterdrop.models.mogrifier import Mogrifier
 from afterdrop.train.config import TrainConfig
 from afterdrop.train.fused_activations import ActivationPenalties
+from afterdrop.train.fused_comparison import LogitComparison, compared_rows, undropped_rows
 from afterdrop.train.fused_masks import StepMasks, stack_sharing
 from afterdrop.train.optimiser import AdamTF
 from afterdrop.train.penalties import active_penalties
@@ -50,6 +51,7 @@ class FusedStep:
 
     Attributes:
         tokens: [2, R] inputs and targets of the step.
+        rows: The rows that the stack computes, of all passes.
         counter: The number of the step, which its masks depend on.
         slot: A number for the code that fills `tokens`; each step adds one to it.
         numbers: [1, 2 or 2 + P] float64: the data term of the last step, with several samples their
@@ -66,14 +68,17 @@ class FusedStep:
         step: int,
         dtype: torch.dtype,
     ) -> None:
-        self.config, self.model, self.optimiser, self.rows = config, model, optimiser, rows
+        self.config, self.model, self.optimiser = config, model, optimiser
+        first, rows = rows, compared_rows(config.objective, rows)
+        self.rows = rows
         self.device = model.softmax_bias.device
         self.copies = Copies(model, dtype)
         self.copies.pack()
         copies, device = self.copies, self.device
         shape = copies.shape(rows.count, window)
         self.stack = Stack(shape, copies.stack, *stack_sharing(copies.config))
-        self.masks = StepMasks(config, copies, self.stack, rows)
+        still = undropped_rows(config.objective, first)
+        self.masks = StepMasks(config, copies, self.stack, rows, still)
         R, size = window * rows.count, model.embedding.shape[1]
         self.tokens = torch.zeros(2, R, dtype=torch.int64, device=device)
         self._numbers = torch.tensor([step, 0], device=device)
@@ -81,17 +86,15 @@ class FusedStep:
         half = copies.softmax
         self.features = half.new_zeros(R, half.shape[1])
         self.features[:, size] = 1  # the column of its gradient is that of the bias
-        self.logits = half.new_zeros(R, len(half))  # overwritten by their gradient
-        self._lift = _LIFT * rows.samples
-        self._scale = 1 / (self._lift * rows.batch)
-        found = min(2, rows.samples)
+        self._prepare_penalties(first)
+        scored = len(self._scored)
+        self.logits = half.new_zeros(scored, len(half))  # overwritten by their gradient
+        self._lift = _LIFT * first.samples
+        self._losses = rows.batch * scored // (window * first.count)  # whose mean is the loss
+        self._scale = 1 / (self._lift * self._losses)
         # The loss and the effective number of samples of each target.
-        self._of_targets = torch.zeros(found, R // rows.samples, device=device)
-        count = 2 + penalties if (penalties := len(active_penalties(config.objective))) else found
-        self.numbers = torch.zeros(count, dtype=torch.float64, device=device)
-        self._activations = ActivationPenalties(
-            config.objective, rows, window, shape.hidden, self.numbers[2:]
-        )
+        found = min(2, first.samples)
+        self._of_targets = torch.zeros(found, scored // first.samples, device=device)
         width = self.stack.out.shape[-1]
         self._dy = torch.zeros(R, width, device=device)
         if copies.projection is not None:
@@ -108,6 +111,21 @@ class FusedStep:
             section.max_norm,
         )
         self.adam.steps.fill_(optimiser.param_groups[0]["step"])
+
+    def _prepare_penalties(self, first: RankRows) -> None:
+        """Makes `numbers`, and the penalties that write some of them."""
+        section, shape = self.config.objective, self.stack.shape
+        penalties = len(active_penalties(section))
+        count = 2 + penalties if penalties else min(2, first.samples)
+        self.numbers = torch.zeros(count, dtype=torch.float64, device=self.device)
+        values = self.numbers[2:]
+        self._activations = ActivationPenalties(section, first, shape.time, shape.hidden, values)
+        self._comparison: LogitComparison | None = None
+        self._scored = self.features  # those of the places that have a loss
+        if self.rows != first:
+            table, V = self.copies.softmax, len(self.model.softmax_bias)
+            self._comparison = LogitComparison(section, first, self.features, table, V, values)
+            self._scored = self._comparison.scored
 
     def _groups(self) -> list[list[Slot]]:
         """All parameters with the gradients that a step writes, and their 16-bit copies."""
@@ -188,6 +206,8 @@ class FusedStep:
         beside.join()
         with beside.work():
             self.masks.draw("output", self.counter)
+        if self._comparison is not None:
+            self._comparison.start(stack)
         stack.start(self.masks.kept if self.config.objective.state_reset else None)
         stack.forward()
         beside.join()
@@ -239,29 +259,41 @@ class FusedStep:
             apply_mask(y, masks.rows_of("output"), self._y, y.shape[1])
             projected = product(self._y, copies.projection.t())
             apply_mask(projected, masks.rows_of("projection"), features, size)
-        logits, bias = self.logits, self.model.softmax_bias.detach()
-        torch.mm(features, copies.softmax.t(), out=logits)
-        targets, found, lift = self.tokens[1], self._of_targets, self._lift
-        if (samples := self.rows.samples) > 1:
-            B = self.rows.count // samples
+        logits, bias, targets = self.logits, self.model.softmax_bias.detach(), self.tokens[1]
+        if self._comparison is not None:
+            self._comparison.compare()
+            targets = self._comparison.targets(targets)
+        torch.mm(self._scored, copies.softmax.t(), out=logits)
+        found, lift = self._of_targets, self._lift
+        if self.config.objective.samples > 1:
+            B = self.rows.count // self.rows.samples
             sample_cross_entropy(logits, bias, targets, found[0], found[1], B, lift)
         else:
             cross_entropy(logits, bias, targets, found[0], lift)
         if copies.projection is None:
-            product(logits, copies.softmax, self._dy, self._scale)
+            self._feature_gradient(self._scale, self._dy)
             return
-        d_features = product(logits, copies.softmax)
+        d_features = self._feature_gradient(1.0)
         width = d_features.shape[1]
         apply_mask(d_features, masks.rows_of("projection"), self._d_projected, width)
         product(self._d_projected, copies.projection, self._dy, self._scale)
+
+    def _feature_gradient(self, scale: float, out: Tensor | None = None) -> Tensor:
+        """The gradient of the features from that of the logits, times `scale`."""
+        if self._comparison is None:
+            return product(self.logits, self.copies.softmax, out, scale)
+        of_losses = product(self.logits, self.copies.softmax, scale=scale)
+        return self._comparison.feature_gradient(of_losses, scale / self._scale, out)
 
     def _table_gradients(self) -> None:
         """Computes the numbers and the gradients of the softmax table and of the projection."""
         numbers = self.numbers[: len(self._of_targets)]
         torch.sum(self._of_targets, 1, dtype=torch.float64, out=numbers)
-        numbers /= self.rows.batch
+        numbers /= self._losses
         numbers[1:] /= self.stack.shape.time
-        product(self.logits.t(), self.features, self._d_table, self._scale)
+        product(self.logits.t(), self._scored, self._d_table, self._scale)
+        if self._comparison is not None:
+            self._comparison.add_table_gradient(self._d_table)
         if self.copies.projection is not None:
             product(self._d_projected.t(), self._y, self._d_projection, self._scale)
 
