@@ -117,6 +117,16 @@ OPTIONS = {
         {"softmax_components": 2, "tied": False, "projection_dropout": 0.3},
         {"samples": 3, "batch_size": 17},
     ),
+    "activation penalties": (
+        {"hidden_sizes": [200, 200]},
+        {"activation_penalty": 2.0, "temporal_activation_penalty": 1.0},
+    ),
+    "fraternal": ({"hidden_sizes": [200, 200]}, {"fraternal_penalty": 0.1}),
+    "fraternal, projected": ({"embedding_size": 24}, {"fraternal_penalty": 0.1}),
+    "expectation-linear, two samples": (
+        {"hidden_sizes": [200, 200]},
+        {"expectation_linear_penalty": 0.25, "samples": 2},
+    ),
 }
 
 

@@ -120,6 +120,12 @@ def test_runs_that_kernels_do_not_support(folder, able):
     assert why_not(tiny_run.config(folder, mixture, objective={"samples": 2})) is None
     several = tiny_run.config(folder, mixture, objective={"samples": 2, "alpha": 0.5})
     assert why_not(several) == "objective.alpha is 0.5 with 2 samples"
+    assert why_not(tiny_run.config(folder, mixture, objective={"activation_penalty": 2.0})) is None
+    model = tiny_run.trainer(tiny_run.config(folder, mixture), CPU).model
+    for name in ("fraternal_penalty", "expectation_linear_penalty"):
+        compared = tiny_run.config(folder, objective={name: 0.5})  # a configuration refuses both
+        reason = f"objective.{name} is 0.5 with softmax_components 2"
+        assert why_not(compared, model=model) == reason
     other = tiny_run.config(folder, optimiser={"name": "adam"})
     assert why_not(other) == "optimiser.name is 'adam'"
     assert why_not(tiny_run.config(folder, {"layer_norm": True})) == "layer_norm is True"

@@ -44,6 +44,7 @@ class StepMasks:
         copies: The weights, for their padded sizes.
         stack: The stack, whose masks are drawn here as well.
         rows: The rows of the batch that this rank computes.
+        still: How many of them, at the end, have masks of 1 at all sites.
 
     Attributes:
         units: Masks [time or 1, S·B, units₊] of the sites outside the stack that drop something.
@@ -51,8 +52,15 @@ class StepMasks:
         table: [V₊] factors of the rows of the embedding table; None without embedding dropout.
     """
 
-    def __init__(self, config: TrainConfig, copies: Copies, stack: Stack, rows: RankRows) -> None:
-        self.config, self.stack, self.rows = config, stack, rows
+    def __init__(
+        self,
+        config: TrainConfig,
+        copies: Copies,
+        stack: Stack,
+        rows: RankRows,
+        still: int = 0,
+    ) -> None:
+        self.config, self.stack, self.rows, self._still = config, stack, rows, still
         self._model = model = copies.config
         sizes = {"input": copies.embedding.shape[-1], "output": stack.out.shape[-1]}
         if copies.projection is not None:
@@ -87,6 +95,8 @@ class StepMasks:
             if who == reader:
                 part = None if mask is self.table else self._part(mask)
                 draw_mask(mask, counter, self.config.seed, site, rate, part)
+                if self._still and mask.dim() > 1:
+                    mask[..., -self._still :, :].fill_(1)
 
     def _sites(self) -> Iterator[tuple[Tensor, float, str]]:
         """The mask, rate and reader of every site; its place in this order is its number."""

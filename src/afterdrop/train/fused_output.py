@@ -16,6 +16,7 @@ from afterdrop.kernels.lstm_stack import Stack, product
 from afterdrop.kernels.sample_cross_entropy import sample_cross_entropy
 from afterdrop.kernels.training_masks import apply_mask
 from afterdrop.models.fused import Copies
+from afterdrop.train.fused_comparison import LogitComparison
 from afterdrop.train.fused_masks import StepMasks
 from afterdrop.train.whole_masks import RankRows
 
@@ -33,7 +34,8 @@ class SoftmaxOutput:
         copies: The weights.
         stack: The stack.
         masks: The masks of the step.
-        rows: The rows of the batch that this rank computes.
+        rows: The rows of the batch that this rank computes, of one pass.
+        comparison: The penalty on the difference of the logits of two passes; None for one pass.
 
     Attributes:
         dy: [R, H₊] the gradient of the stack's dropped output.
@@ -41,15 +43,26 @@ class SoftmaxOutput:
         trained: The parameters other than tables, with the gradients of a step.
     """
 
-    def __init__(self, copies: Copies, stack: Stack, masks: StepMasks, rows: RankRows) -> None:
+    def __init__(
+        self,
+        copies: Copies,
+        stack: Stack,
+        masks: StepMasks,
+        rows: RankRows,
+        comparison: LogitComparison | None = None,
+    ) -> None:
         self.copies, self.stack, self.masks, self.rows = copies, stack, masks, rows
+        self._comparison = comparison
         half, (time, B, width) = copies.softmax, stack.out.shape
         R, size = time * B, copies.model.embedding.shape[1]
         self._features = half.new_zeros(R, half.shape[1])
         self._features[:, size] = 1  # the column of its gradient is that of the bias
-        self._logits = half.new_zeros(R, len(half))  # overwritten by their gradient
+        self._scored = self._features  # those of the places that have a loss
+        passes = 1 if comparison is None else comparison.losses
+        # Overwritten by their gradient.
+        self._logits = half.new_zeros(passes * time * rows.count, len(half))
         self._lift = LIFT * rows.samples
-        self._scale = 1 / (self._lift * rows.batch)
+        self._scale = 1 / (self._lift * passes * rows.batch)
         self.dy = torch.zeros(R, width, device=half.device)
         self.d_table = torch.zeros(half.shape, device=half.device)
         self.trained: list[Trained] = []
@@ -74,31 +87,48 @@ class SoftmaxOutput:
             found: [1 or 2, targets], written: losses and, with several samples, their effective
                 number.
         """
-        copies, size = self.copies, self.copies.model.embedding.shape[1]
-        y, features, masks = self.stack.out.flatten(0, 1), self._features, self.masks
-        if copies.projection is None:
-            apply_mask(y, masks.rows_of("output"), features, size)
-        else:
-            apply_mask(y, masks.rows_of("output"), self._y, y.shape[1])
-            projected = product(self._y, copies.projection.t())
-            apply_mask(projected, masks.rows_of("projection"), features, size)
+        copies, masks = self.copies, self.masks
+        self._write_features()
+        if self._comparison is not None:
+            self._scored = self._comparison.compare(self._features)
+            targets = self._comparison.targets(targets)
         logits, bias = self._logits, copies.model.softmax_bias.detach()
-        torch.mm(features, copies.softmax.t(), out=logits)
+        torch.mm(self._scored, copies.softmax.t(), out=logits)
         if (samples := self.rows.samples) > 1:
             B = self.rows.count // samples
             sample_cross_entropy(logits, bias, targets, found[0], found[1], B, self._lift)
         else:
             cross_entropy(logits, bias, targets, found[0], self._lift)
         if copies.projection is None:
-            product(logits, copies.softmax, self.dy, self._scale)
+            self._feature_gradient(self._scale, self.dy)
             return
-        d_features = product(logits, copies.softmax)
+        d_features = self._feature_gradient(1.0)
         width = d_features.shape[1]
         apply_mask(d_features, masks.rows_of("projection"), self._d_projected, width)
         product(self._d_projected, copies.projection, self.dy, self._scale)
 
+    def _write_features(self) -> None:
+        """Writes the dropped input of the softmax."""
+        copies, masks, size = self.copies, self.masks, self.copies.model.embedding.shape[1]
+        y = self.stack.out.flatten(0, 1)
+        if copies.projection is None:
+            apply_mask(y, masks.rows_of("output"), self._features, size)
+            return
+        apply_mask(y, masks.rows_of("output"), self._y, y.shape[1])
+        projected = product(self._y, copies.projection.t())
+        apply_mask(projected, masks.rows_of("projection"), self._features, size)
+
+    def _feature_gradient(self, scale: float, out: Tensor | None = None) -> Tensor:
+        """The gradient of the features from that of the logits, times `scale`."""
+        if self._comparison is None:
+            return product(self._logits, self.copies.softmax, out, scale)
+        of_losses = product(self._logits, self.copies.softmax, scale=scale)
+        return self._comparison.feature_gradient(of_losses, scale / self._scale, out)
+
     def table_gradients(self) -> None:
         """Computes the gradients of the softmax table and of the projection."""
-        product(self._logits.t(), self._features, self.d_table, self._scale)
+        product(self._logits.t(), self._scored, self.d_table, self._scale)
+        if self._comparison is not None:
+            self._comparison.add_table_gradient(self.d_table)
         if self.copies.projection is not None:
             product(self._d_projected.t(), self._y, self._d_projection, self._scale)

@@ -20,10 +20,13 @@ from afterdrop.models import LanguageModel
 from afterdrop.models.fused import Copies, lstm_layers
 from afterdrop.models.mogrifier import Mogrifier
 from afterdrop.train.config import TrainConfig
+from afterdrop.train.fused_activations import ActivationPenalties
+from afterdrop.train.fused_comparison import LogitComparison, compared_rows, undropped_rows
 from afterdrop.train.fused_masks import StepMasks, stack_sharing
 from afterdrop.train.fused_mixture import MixtureOutput
 from afterdrop.train.fused_output import SoftmaxOutput
 from afterdrop.train.optimiser import AdamTF
+from afterdrop.train.penalties import active_penalties
 from afterdrop.train.whole_masks import RankRows
 
 # Groups of parameters, in the order in which their gradients become available.
@@ -45,10 +48,11 @@ class FusedStep:
 
     Attributes:
         tokens: [2, R] inputs and targets of the step.
+        rows: The rows that the stack computes, of all passes.
         counter: The number of the step, which its masks depend on.
         slot: A number for the code that fills `tokens`; each step adds one to it.
-        numbers: [1 or 2] float64: the loss of the last step and, with several samples, their mean
-            effective number.
+        numbers: [1, 2 or 2 + P] float64: the data term of the last step, with several samples their
+            mean effective number, and what P penalties added to the loss (`StepLoss.numbers`).
     """
 
     def __init__(
@@ -61,27 +65,22 @@ class FusedStep:
         step: int,
         dtype: torch.dtype,
     ) -> None:
-        self.config, self.model, self.optimiser, self.rows = config, model, optimiser, rows
+        self.config, self.model, self.optimiser = config, model, optimiser
+        first, rows = rows, compared_rows(config.objective, rows)
+        self.rows = rows
         self.device = model.softmax_bias.device
         self.copies = Copies(model, dtype)
         self.copies.pack()
         copies, device = self.copies, self.device
         shape = copies.shape(rows.count, window)
         self.stack = Stack(shape, copies.stack, *stack_sharing(copies.config))
-        self.masks = StepMasks(config, copies, self.stack, rows)
-        self.output = (
-            SoftmaxOutput(copies, self.stack, self.masks, rows)
-            if copies.mixture is None
-            else MixtureOutput(copies, copies.mixture, self.stack, self.masks, rows)
-        )
+        still = undropped_rows(config.objective, first)
+        self.masks = StepMasks(config, copies, self.stack, rows, still)
         R = window * rows.count
         self.tokens = torch.zeros(2, R, dtype=torch.int64, device=device)
         self._numbers = torch.tensor([step, 0], device=device)
         self.counter, self.slot = self._numbers[0], self._numbers[1:]
-        found = min(2, rows.samples)
-        # The loss and the effective number of samples of each target.
-        self._of_targets = torch.zeros(found, R // rows.samples, device=device)
-        self.numbers = torch.zeros(found, dtype=torch.float64, device=device)
+        self._prepare_losses(first)
         self._d_rounds: list[Tensor] = []  # of the Mogrifier rounds, if there are any
         self._beside = SideStream(device)
         section = config.optimiser
@@ -93,6 +92,30 @@ class FusedStep:
             section.max_norm,
         )
         self.adam.steps.fill_(optimiser.param_groups[0]["step"])
+
+    def _prepare_losses(self, first: RankRows) -> None:
+        """Makes `numbers`, the data term and the penalties, which write them."""
+        section, copies, time = self.config.objective, self.copies, self.stack.shape.time
+        penalties, found = len(active_penalties(section)), min(2, first.samples)
+        count = 2 + penalties if penalties else found
+        self.numbers = torch.zeros(count, dtype=torch.float64, device=self.device)
+        values, hidden = self.numbers[2:], self.stack.shape.hidden
+        self._activations = ActivationPenalties(section, first, time, hidden, values)
+        self._comparison: LogitComparison | None = None
+        if self.rows != first:
+            V = len(self.model.softmax_bias)
+            self._comparison = LogitComparison(section, first, time, copies.softmax, V, values)
+        self.output: SoftmaxOutput | MixtureOutput
+        if copies.mixture is None:
+            self.output = SoftmaxOutput(copies, self.stack, self.masks, first, self._comparison)
+        else:
+            assert self._comparison is None  # `fused_text.why_not` refuses both together
+            self.output = MixtureOutput(copies, copies.mixture, self.stack, self.masks, first)
+        passes = 1 if self._comparison is None else self._comparison.losses
+        self._losses = passes * first.batch  # per time step; their mean is the data term
+        # The loss and the effective number of samples of each target.
+        targets = passes * time * first.count // first.samples
+        self._of_targets = torch.zeros(found, targets, device=self.device)
 
     def _groups(self) -> list[list[Slot]]:
         """All parameters with the gradients that a step writes, and their 16-bit copies."""
@@ -167,6 +190,8 @@ class FusedStep:
         beside.join()
         with beside.work():
             self.masks.draw("output", self.counter)
+        if self._comparison is not None:
+            self._comparison.start(stack)
         stack.start(self.masks.kept if self.config.objective.state_reset else None)
         stack.forward()
         beside.join()
@@ -174,7 +199,9 @@ class FusedStep:
         with beside.work():
             self._table_gradients()
             self._numbers += 1  # nothing reads them after this
-        stack.backward(self.output.dy.view_as(stack.out), self.masks.units.get("output"))
+        dy = self.output.dy.view_as(stack.out)
+        mask = self._activations.add(stack.out, self.masks.units.get("output"), dy)
+        stack.backward(dy, mask)
         # Sums of squares are limited by memory and products are not, so they run concurrently.
         with beside.work():
             self._input_gradient()
@@ -208,9 +235,10 @@ class FusedStep:
 
     def _table_gradients(self) -> None:
         """Computes the numbers, and the gradients of the weights between stack and loss."""
-        torch.sum(self._of_targets, 1, dtype=torch.float64, out=self.numbers)
-        self.numbers /= self.rows.batch
-        self.numbers[1:] /= self.stack.shape.time
+        numbers = self.numbers[: len(self._of_targets)]
+        torch.sum(self._of_targets, 1, dtype=torch.float64, out=numbers)
+        numbers /= self._losses
+        numbers[1:] /= self.stack.shape.time
         self.output.table_gradients()
 
     def _input_gradient(self) -> None:
