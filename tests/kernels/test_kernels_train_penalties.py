@@ -17,15 +17,13 @@ device = kernel_device.device
 # Ten times the published coefficients, because the states of this small model are small.
 ACTIVATIONS = {"activation_penalty": 20.0, "temporal_activation_penalty": 10.0}
 CASES = {
-    "activations of two layers": ({"hidden_sizes": [5, 5]}, {**ACTIVATIONS, "window": 2}),
-    "activations of two samples, projected": (
-        {"embedding_size": 3, "output_sharing": "sequence"},
-        {**ACTIVATIONS, "samples": 2},
+    "activations of two layers, without output dropout": (
+        {"hidden_sizes": [5, 5], "output_dropout": 0.0},
+        {**ACTIVATIONS, "window": 2},
     ),
-    "activation alone": ({}, {"activation_penalty": 20.0}),
-    "temporal activation alone, without output dropout": (
-        {"output_dropout": 0.0},
-        {"temporal_activation_penalty": 10.0},
+    "activations of a mixture": (
+        {"softmax_components": 3, "embedding_size": 4, "projection_dropout": 0.2},
+        ACTIVATIONS,
     ),
     "fraternal, with activations": (
         {"state_dropout": 0.2, "output_sharing": "sequence"},
@@ -39,9 +37,9 @@ CASES = {
         {"state_dropout": 0.2, "output_sharing": "sequence"},
         {**ACTIVATIONS, "expectation_linear_penalty": 2.0, "samples": 2, "state_reset": 0.4},
     ),
-    "expectation-linear, projected": (
+    "expectation-linear, projected, with activation alone": (
         {"embedding_size": 3, "projection_dropout": 0.2},
-        {"expectation_linear_penalty": 2.0},
+        {"expectation_linear_penalty": 2.0, "activation_penalty": 20.0},
     ),
 }
 

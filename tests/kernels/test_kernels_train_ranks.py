@@ -102,10 +102,12 @@ def trained(config, device, ranks, steps=2):
     ("model", "objective"),
     [
         ({"hidden_sizes": [5, 5], "state_dropout": 0.2, "embedding_dropout": 0.2}, {"samples": 2}),
-        ({"embedding_size": 3, "tied": False, "output_sharing": "sequence"}, {}),
-        ({}, {"fraternal_penalty": 1.0, "temporal_activation_penalty": 10.0}),
+        (
+            {"embedding_size": 3, "tied": False, "output_sharing": "sequence"},
+            {"fraternal_penalty": 1.0, "temporal_activation_penalty": 10.0},
+        ),
     ],
-    ids=["two samples", "untied with projection", "penalties"],
+    ids=["two samples", "untied with projection, penalties"],
 )
 def test_two_ranks_make_the_steps_of_one_process(model, objective, tmp_path, device):
     """Losses within 1e-6 (tf32: 1e-3), updates within 1e-5 (1e-2), equal weights on both ranks."""
