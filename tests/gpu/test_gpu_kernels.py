@@ -112,6 +112,21 @@ OPTIONS = {
         {"samples": 4},
     ),
     "embedding dropout": ({"embedding_dropout": 0.3}, {}),
+    "mixture": ({"hidden_sizes": [200, 200], "embedding_size": 70, "softmax_components": 15}, {}),
+    "mixture, three samples": (
+        {"softmax_components": 2, "tied": False, "projection_dropout": 0.3},
+        {"samples": 3, "batch_size": 17},
+    ),
+    "activation penalties": (
+        {"hidden_sizes": [200, 200]},
+        {"activation_penalty": 2.0, "temporal_activation_penalty": 1.0},
+    ),
+    "fraternal": ({"hidden_sizes": [200, 200]}, {"fraternal_penalty": 0.1}),
+    "fraternal, projected": ({"embedding_size": 24}, {"fraternal_penalty": 0.1}),
+    "expectation-linear, two samples": (
+        {"hidden_sizes": [200, 200]},
+        {"expectation_linear_penalty": 0.25, "samples": 2},
+    ),
 }
 
 
@@ -123,7 +138,9 @@ def test_gradients_in_bfloat16_match_float64(shape, text):
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_gradients_of_options_in_bfloat16_match_float64(name, text):
+def test_gradients_of_options_in_bfloat16_match_float64(name, text, monkeypatch):
+    if name == "mixture, three samples":  # logits of two time steps at a time
+        monkeypatch.setattr("afterdrop.train.fused_mixture._AT_ONCE", 2**13)
     check_gradients(text, *OPTIONS[name])
 
 

@@ -92,6 +92,8 @@ def test_triton_must_be_installed_completely(found, monkeypatch):
         ({"embedding_rows": "input_and_softmax"}, None),
         ({"stacking": "residual", "hidden_sizes": (4,)}, None),  # with one layer the same as skip
         ({"tied": False, "embedding_size": 3, "input_gate": "plain"}, None),
+        ({"softmax_components": 3, "embedding_size": 3}, None),
+        ({"softmax_components": 3, "layer_norm": True}, "layer_norm is True"),
     ],
     ids=str,
 )
@@ -114,6 +116,16 @@ def test_runs_that_kernels_do_not_support(folder, able):
     assert why_not(tiny_run.config(folder, objective={"alpha": 0.5})) is None
     several = tiny_run.config(folder, objective={"samples": 2, "alpha": 0.5})
     assert why_not(several) == "objective.alpha is 0.5 with 2 samples"
+    mixture = {"softmax_components": 2}
+    assert why_not(tiny_run.config(folder, mixture, objective={"samples": 2})) is None
+    several = tiny_run.config(folder, mixture, objective={"samples": 2, "alpha": 0.5})
+    assert why_not(several) == "objective.alpha is 0.5 with 2 samples"
+    assert why_not(tiny_run.config(folder, mixture, objective={"activation_penalty": 2.0})) is None
+    model = tiny_run.trainer(tiny_run.config(folder, mixture), CPU).model
+    for name in ("fraternal_penalty", "expectation_linear_penalty"):
+        compared = tiny_run.config(folder, objective={name: 0.5})  # a configuration refuses both
+        reason = f"objective.{name} is 0.5 with softmax_components 2"
+        assert why_not(compared, model=model) == reason
     other = tiny_run.config(folder, optimiser={"name": "adam"})
     assert why_not(other) == "optimiser.name is 'adam'"
     assert why_not(tiny_run.config(folder, {"layer_norm": True})) == "layer_norm is True"
@@ -130,6 +142,16 @@ def test_windows_with_more_elements_than_32_bits_can_count(
     sections = {"objective": {"batch_size": 2}, "validation": {"stripes": 1, "window": validation}}
     run = tiny_run.trainer(tiny_run.config(folder, **sections), CPU)
     run.task.window = window  # a text that long would not fit a test
+    reason = f"a window has {2**31:,} gates or units, and the kernels count in 32 bits"
+    assert run._why_not_fused() == (reason if too_many else None)
+
+
+@pytest.mark.parametrize(("window", "too_many"), [(2**22, True), (2**22 - 1, False)])
+def test_mixtures_with_more_latent_units_than_32_bits_can_count(window, too_many, folder, able):
+    """Two rows of 8 components of 5 units, padded to 32; four gates of 32 units are fewer."""
+    config = tiny_run.config(folder, {"softmax_components": 8}, objective={"batch_size": 2})
+    run = tiny_run.trainer(config, CPU)
+    run.task.window = window
     reason = f"a window has {2**31:,} gates or units, and the kernels count in 32 bits"
     assert run._why_not_fused() == (reason if too_many else None)
 
@@ -161,6 +183,10 @@ def test_a_run_whose_kernels_fail_on_another_rank_goes_on_without_them(folder, a
     [
         ({}, None),
         ({"model": {"layer_norm": True}}, "layer_norm is True"),
+        (
+            {"model": {"softmax_components": 3}},
+            "softmax_components is 3, and only training has kernels for mixtures",
+        ),
         ({"plan": Plan(4, scheme="iid")}, "masks are 'iid'"),
         ({"plan": Plan(8, blocks=4)}, "samples are in 4 blocks"),
         ({"plan": Plan(1), "grid": ad.Grid((1,), (0, 1))}, "there is one sample"),

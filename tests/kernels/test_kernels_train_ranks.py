@@ -102,9 +102,12 @@ def trained(config, device, ranks, steps=2):
     ("model", "objective"),
     [
         ({"hidden_sizes": [5, 5], "state_dropout": 0.2, "embedding_dropout": 0.2}, {"samples": 2}),
-        ({"embedding_size": 3, "tied": False, "output_sharing": "sequence"}, {}),
+        (
+            {"embedding_size": 3, "tied": False, "output_sharing": "sequence"},
+            {"fraternal_penalty": 1.0, "temporal_activation_penalty": 10.0},
+        ),
     ],
-    ids=["two samples", "untied with projection"],
+    ids=["two samples", "untied with projection, penalties"],
 )
 def test_two_ranks_make_the_steps_of_one_process(model, objective, tmp_path, device):
     """Losses within 1e-6 (tf32: 1e-3), updates within 1e-5 (1e-2), equal weights on both ranks."""
@@ -125,7 +128,8 @@ def test_two_ranks_make_the_steps_of_one_process(model, objective, tmp_path, dev
         assert torch.equal(a, b)
     numbers = [part.steps.numbers for _, part, *_ in runs]
     assert torch.equal(*numbers) and relative(numbers[0], alone.steps.numbers) < near
-    mask = alone.steps.masks.units["input"].unflatten(1, (config.objective.samples, 4))
+    samples = alone.steps.rows.samples
+    mask = alone.steps.masks.units["input"].unflatten(1, (samples, 4))
     for rank, (_, part, *_) in enumerate(runs):
-        mine = part.steps.masks.units["input"].unflatten(1, (config.objective.samples, 2))
+        mine = part.steps.masks.units["input"].unflatten(1, (samples, 2))
         assert torch.equal(mine, mask[:, :, 2 * rank : 2 * rank + 2])

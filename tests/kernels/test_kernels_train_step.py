@@ -8,6 +8,7 @@ import tiny_run
 import torch
 from kernel_device import relative, within
 
+from afterdrop.train import fused_mixture
 from afterdrop.train.averaging import WeightAverage
 from afterdrop.train.fused_text import FusedText
 from afterdrop.train.objective import effective_samples
@@ -55,11 +56,19 @@ MODELS = {
         "output_sharing": "sequence",
         "embedding_dropout": 0.2,
     },
+    "mixture": {"softmax_components": 3, "embedding_size": 4, "projection_dropout": 0.2},
+    "mixture, two samples, untied": {
+        "softmax_components": 2,
+        "tied": False,
+        "projection_sharing": "sequence",
+        "state_dropout": 0.2,
+    },
 }
 OBJECTIVES = {
     "Mogrifier": {"state_reset": 0.4},
     "step masks, two layers": {"state_reset": 0.4},
     "three samples": {"state_reset": 0.4, "samples": 3},
+    "mixture, two samples, untied": {"state_reset": 0.4, "samples": 2},
 }
 
 
@@ -84,8 +93,10 @@ def advance(run, fused, steps):
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_three_steps_match_the_model(name, folder, device):
+def test_three_steps_match_the_model(name, folder, device, monkeypatch):
     """Losses within 1e-6 (tf32: 1e-3); updates, squares and states within 1e-4 (3e-2)."""
+    if name == "mixture":  # logits of 3 rows, 3 components and 16 classes, for two time steps of 3
+        monkeypatch.setattr(fused_mixture, "_AT_ONCE", 2 * 3 * 3 * 16)
     objective = {"state_reset": 0.0} | OBJECTIVES.get(name, {})
     config = tiny_run.config(folder, MODELS[name], objective=objective)
     run, fused = fused_run(config, device)
@@ -114,6 +125,9 @@ def test_three_steps_match_the_model(name, folder, device):
         assert all(relative(a, b) < near for a, b in zip(found, exact))
     assert run.optimiser.param_groups[0]["step"] == 3
     assert_packed(fused)
+    assert_summed(fused)
+    if name == "mixture":
+        assert fused.steps.output._parts == [range(2), range(2, 3)]
 
 
 def assert_packed(fused):
@@ -121,11 +135,20 @@ def assert_packed(fused):
     copies = fused.steps.copies
     held = [copies.embedding, copies.softmax, copies.stack.w_x, copies.stack.w_h, copies.stack.bias]
     held += [] if copies.projection is None else [copies.projection]
+    held += [] if copies.mixture is None else [copies.mixture.weight, copies.mixture.bias]
     if (rounds := copies.stack.rounds) is not None:
         held += [rounds.down, rounds.up, rounds.bias]
     before = [tensor.clone() for tensor in held]
     copies.pack()
     assert all(torch.equal(a, b) for a, b in zip(before, held))
+
+
+def assert_summed(fused):
+    """Ranks sum the gradient of every parameter."""
+    summed = {tensor.untyped_storage().data_ptr() for tensor in fused.steps.summed}
+    slots = fused.steps.adam.slots
+    assert len(slots) == len(list(fused.model.parameters()))
+    assert all(slot.grad.untyped_storage().data_ptr() in summed for slot in slots)
 
 
 def test_every_step_draws_every_mask(folder, device):
@@ -141,6 +164,30 @@ def test_every_step_draws_every_mask(folder, device):
         assert len(masks) == 5
         assert all((mask == 0).any() and (mask == 2).any() for mask in masks)
     assert not any(torch.equal(a, b) for a, b in zip(*found))
+
+
+def test_float16_operands_of_a_mixture_keep_its_gradients(folder, monkeypatch, device):
+    """Loss within 1e-3 (tf32: 2e-3), gradients within 1e-2 (5e-2); the stack stays float32.
+
+    With an epsilon far above √v the step is a multiple of the gradient.
+    """
+    monkeypatch.setattr("afterdrop.models.fused.fine", lambda dtype: torch.float16)
+    model = {"softmax_components": 15, "embedding_size": 9, "projection_dropout": 0.3}
+    config = tiny_run.config(
+        folder,
+        model,
+        objective={"l2_penalty": 0.0},
+        optimiser={"learning_rate": 3e4, "epsilon": 1e3, "max_norm": None},
+    )
+    run, fused = fused_run(config, device)
+    assert fused.steps.copies.mixture.weight.dtype == torch.float16
+    first = [p.detach().clone() for p in run.model.parameters()]
+    plain = PlainSteps(config, run.task, copy.deepcopy(run.model).double())
+    loss, kept = float(fused.step(0)), fused.steps.masks.kept > 0
+    wanted = float(plain.step(0, drawn_masks(fused.steps), kept))
+    assert abs(loss / wanted - 1) < within(device, 1e-3, 2e-3)
+    for start, found, exact in zip(first, run.model.parameters(), plain.parameters):
+        assert relative(found - start, exact - start) < within(device, 1e-2, 5e-2)
 
 
 def test_a_resumed_run_draws_the_same_masks_and_makes_the_same_steps(folder, device):

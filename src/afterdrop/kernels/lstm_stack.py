@@ -335,7 +335,14 @@ def _equal(widths: list[int]) -> list[tuple[slice, int]]:
     return [(slice(0, 1), first), (slice(1, None), others[0])]
 
 
-def product(a: Tensor, b: Tensor, out: Tensor | None = None, scale: float = 1.0) -> Tensor:
+def product(
+    a: Tensor,
+    b: Tensor,
+    out: Tensor | None = None,
+    scale: float = 1.0,
+    *,
+    add: bool = False,
+) -> Tensor:
     """The product of matrices with 16-bit elements, or of batches of them, summed in float32.
 
     Args:
@@ -343,19 +350,22 @@ def product(a: Tensor, b: Tensor, out: Tensor | None = None, scale: float = 1.0)
         b: [..., inner, columns].
         out: The result, float32 or of the dtype of `a`; None for a new float32 tensor.
         scale: Factor of the product; only for single matrices.
+        add: Whether to add to what is in `out`; only for single matrices and a float32 `out`.
 
     Returns:
         `out`.
     """
-    assert scale == 1 or a.dim() == 2
+    assert (scale == 1 and not add) or a.dim() == 2
+    assert not add or (out is not None and out.dtype == torch.float32)
     if out is None:
         out = torch.empty(*a.shape[:-1], b.shape[-1], device=a.device)
     if not (a.is_cuda and a.dtype in (torch.bfloat16, torch.float16)):
-        out.copy_(a.float() @ b.float() * scale)
+        found = a.float() @ b.float() * scale
+        out.copy_(out + found if add else found)
     elif out.dtype == a.dtype and scale == 1:
         torch.matmul(a, b, out=out)
     elif a.dim() == 2:
-        torch.addmm(out, a, b, torch.float32, beta=0, alpha=scale, out=out)
+        torch.addmm(out, a, b, torch.float32, beta=int(add), alpha=scale, out=out)
     else:
         torch.bmm(a, b, torch.float32, out=out)
     return out

@@ -26,7 +26,7 @@ _TARGETS = {"BLOCK": 2048, "GROUP": 8, "num_warps": 8}
 
 
 @triton.jit
-def _log_sum_exp(at, bias, V, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+def row_log_sum_exp(at, bias, V, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     """The log-sum-exp of one row of logits plus bias."""
     v = tl.arange(0, BLOCK // GROUP)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     peak, total = log_sum_exp.begin(BLOCK // GROUP)
@@ -42,7 +42,7 @@ def _log_sum_exp(at, bias, V, BLOCK: tl.constexpr, GROUP: tl.constexpr):
 
 
 @triton.jit
-def _overwrite(at, bias, V, target, lse, scale, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+def overwrite_row(at, bias, V, target, lse, scale, BLOCK: tl.constexpr, GROUP: tl.constexpr):
     """Overwrites one row of logits by their gradient."""
     v = tl.arange(0, BLOCK // GROUP)[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
     dtype = at.dtype.element_ty
@@ -82,7 +82,7 @@ def _targets(
     for d in range(SAMPLES):
         at = logits + (first + d * B) * stride
         own = tl.load(at + target).to(tl.float32) + tl.load(bias + target)
-        lse = _log_sum_exp(at, bias, V, BLOCK, GROUP)
+        lse = row_log_sum_exp(at, bias, V, BLOCK, GROUP)
         sums = tl.where(lane == d, lse, sums)
         found = tl.where(lane == d, own - lse, found)
     peak = tl.max(found, 0)
@@ -96,7 +96,7 @@ def _targets(
         lse = tl.sum(tl.where(lane == d, sums, 0.0), 0)
         weight = tl.sum(tl.where(lane == d, weights, 0.0), 0)
         at = logits + (first + d * B) * stride
-        _overwrite(at, bias, V, target, lse, scale * weight, BLOCK, GROUP)
+        overwrite_row(at, bias, V, target, lse, scale * weight, BLOCK, GROUP)
 
 
 def sample_cross_entropy(

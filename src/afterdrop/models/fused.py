@@ -14,6 +14,7 @@ from afterdrop.kernels.lstm_stack import Stack, StackShape, StackWeights, fine, 
 from afterdrop.models.kernel_support import Table, why_unsupported
 from afterdrop.models.language_model import LanguageModel
 from afterdrop.models.layer import LSTMLayer
+from afterdrop.models.mixture_copies import MixtureCopies
 from afterdrop.models.model_config import LanguageModelConfig
 from afterdrop.transfer import upload
 
@@ -56,7 +57,7 @@ SUPPORTED: Table = {
         if config.embedding_rows == "input" or config.embedding_dropout == 0
         else f"embedding_rows is {config.embedding_rows!r}"
     ),
-    "softmax_components": (1,),
+    "softmax_components": "any",
     "input_sharing": _SHARINGS,
     "inter_layer_sharing": (None, *_SHARINGS),
     "state_sharing": _SHARINGS,
@@ -106,6 +107,7 @@ class Copies:
         self.projection = (
             torch.zeros(padded(E), padded(H), dtype=half, device=device) if projected else None
         )
+        self.mixture = None if model.mixture is None else MixtureCopies(model.mixture, half)
 
     def shape(self, rows: int, time: int) -> StackShape:
         """The shape of the stack for windows of a given size."""
@@ -134,6 +136,18 @@ class Copies:
             _copy(self.softmax, model.softmax)
         if self.projection is not None and model.projection is not None:
             _copy(self.projection, model.projection)
+        if self.mixture is not None:
+            self.mixture.pack()
+
+    def output(self, y_RH: Tensor) -> Tensor:
+        """Logits [R, V] for outputs [R, H₊] of the stack, without dropout, in float32.
+
+        Of a mixture, log-probabilities.
+        """
+        bias = self.model.softmax_bias.detach()
+        if self.mixture is not None:
+            return self.mixture.log_probs(y_RH, self.softmax, bias)
+        return self.logits(self.features(y_RH))[:, : len(bias)].add_(bias)
 
     def features(self, y_RH: Tensor) -> Tensor:
         """The input of the softmax [R, E₊] for outputs [R, H₊] of the stack, without dropout."""

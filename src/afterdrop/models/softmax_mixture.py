@@ -143,6 +143,17 @@ def _rows_log_probs(
         logits_CnV, prior_nC = logits_CnV.float(), prior_nC.float()
     if temperature != 1:
         logits_CnV = logits_CnV / temperature
+    return mixed_log_probs(logits_CnV, prior_nC)
+
+
+def mixed_log_probs(logits_CnV: Tensor, prior_nC: Tensor) -> Tensor:
+    """Log-probabilities [n, V] of the mixture, from the logits of its components.
+
+    Example:
+        >>> logits, prior = torch.tensor([[[9.0, -9.0]], [[-9.0, 9.0]]]), torch.zeros(1, 2)
+        >>> mixed_log_probs(logits, prior).exp()
+        tensor([[0.5000, 0.5000]])
+    """
     shift_Cn1 = prior_nC.log_softmax(-1).t().unsqueeze(-1) - logits_CnV.logsumexp(-1, True)
     return (logits_CnV + shift_Cn1).logsumexp(0)
 

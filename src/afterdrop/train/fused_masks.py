@@ -44,6 +44,7 @@ class StepMasks:
         copies: The weights, for their padded sizes.
         stack: The stack, whose masks are drawn here as well.
         rows: The rows of the batch that this rank computes.
+        still: How many of them, at the end, have masks of 1 at all sites.
 
     Attributes:
         units: Masks [time or 1, S·B, units₊] of the sites outside the stack that drop something.
@@ -51,20 +52,29 @@ class StepMasks:
         table: [V₊] factors of the rows of the embedding table; None without embedding dropout.
     """
 
-    def __init__(self, config: TrainConfig, copies: Copies, stack: Stack, rows: RankRows) -> None:
-        self.config, self.stack, self.rows = config, stack, rows
+    def __init__(
+        self,
+        config: TrainConfig,
+        copies: Copies,
+        stack: Stack,
+        rows: RankRows,
+        still: int = 0,
+    ) -> None:
+        self.config, self.stack, self.rows, self._still = config, stack, rows, still
         self._model = model = copies.config
-        sizes = {"input": copies.embedding, "output": stack.out}
+        sizes = {"input": copies.embedding.shape[-1], "output": stack.out.shape[-1]}
         if copies.projection is not None:
-            sizes["projection"] = copies.softmax
+            sizes["projection"] = copies.softmax.shape[-1]
+        if copies.mixture is not None:
+            sizes["projection"] = copies.mixture.width
         half = copies.softmax  # of the dtype of masks
 
         def steps(name: str) -> int:
             return stack.shape.time if model.mask(name).sharing == "step" else 1
 
         self.units = {
-            name: half.new_ones(steps(name), stack.shape.rows, like.shape[-1])
-            for name, like in sizes.items()
+            name: half.new_ones(steps(name), stack.shape.rows, size)
+            for name, size in sizes.items()
             if model.mask(name).rate
         }
         self.kept = torch.ones(rows.mine.stop - rows.mine.start, device=half.device)
@@ -85,6 +95,8 @@ class StepMasks:
             if who == reader:
                 part = None if mask is self.table else self._part(mask)
                 draw_mask(mask, counter, self.config.seed, site, rate, part)
+                if self._still and mask.dim() > 1:
+                    mask[..., -self._still :, :].fill_(1)
 
     def _sites(self) -> Iterator[tuple[Tensor, float, str]]:
         """The mask, rate and reader of every site; its place in this order is its number."""

@@ -13,24 +13,24 @@ import torch
 from torch import Tensor, nn
 
 from afterdrop.kernels.adam import Adam, Slot
-from afterdrop.kernels.cross_entropy import cross_entropy
 from afterdrop.kernels.cuda_graph import SideStream
-from afterdrop.kernels.lstm_stack import Stack, product
-from afterdrop.kernels.sample_cross_entropy import sample_cross_entropy
+from afterdrop.kernels.lstm_stack import Stack
 from afterdrop.kernels.training_masks import apply_mask, scatter_masked
 from afterdrop.models import LanguageModel
 from afterdrop.models.fused import Copies, lstm_layers
 from afterdrop.models.mogrifier import Mogrifier
 from afterdrop.train.config import TrainConfig
+from afterdrop.train.fused_activations import ActivationPenalties
+from afterdrop.train.fused_comparison import LogitComparison, compared_rows, undropped_rows
 from afterdrop.train.fused_masks import StepMasks, stack_sharing
+from afterdrop.train.fused_mixture import MixtureOutput
+from afterdrop.train.fused_output import SoftmaxOutput
 from afterdrop.train.optimiser import AdamTF
+from afterdrop.train.penalties import active_penalties
 from afterdrop.train.whole_masks import RankRows
 
 # Groups of parameters, in the order in which their gradients become available.
 _TABLES, _RECURRENT, _INPUT = 0, 1, 2
-# Scales gradients of logits, so that those of rare words fit into float16. Several samples divide
-# them by their number on average, so it is multiplied by it.
-_LIFT = 64.0
 
 
 class FusedStep:
@@ -48,10 +48,11 @@ class FusedStep:
 
     Attributes:
         tokens: [2, R] inputs and targets of the step.
+        rows: The rows that the stack computes, of all passes.
         counter: The number of the step, which its masks depend on.
         slot: A number for the code that fills `tokens`; each step adds one to it.
-        numbers: [1 or 2] float64: the loss of the last step and, with several samples, their mean
-            effective number.
+        numbers: [1, 2 or 2 + P] float64: the data term of the last step, with several samples their
+            mean effective number, and what P penalties added to the loss (`StepLoss.numbers`).
     """
 
     def __init__(
@@ -64,33 +65,22 @@ class FusedStep:
         step: int,
         dtype: torch.dtype,
     ) -> None:
-        self.config, self.model, self.optimiser, self.rows = config, model, optimiser, rows
+        self.config, self.model, self.optimiser = config, model, optimiser
+        first, rows = rows, compared_rows(config.objective, rows)
+        self.rows = rows
         self.device = model.softmax_bias.device
         self.copies = Copies(model, dtype)
         self.copies.pack()
         copies, device = self.copies, self.device
         shape = copies.shape(rows.count, window)
         self.stack = Stack(shape, copies.stack, *stack_sharing(copies.config))
-        self.masks = StepMasks(config, copies, self.stack, rows)
-        R, size = window * rows.count, model.embedding.shape[1]
+        still = undropped_rows(config.objective, first)
+        self.masks = StepMasks(config, copies, self.stack, rows, still)
+        R = window * rows.count
         self.tokens = torch.zeros(2, R, dtype=torch.int64, device=device)
         self._numbers = torch.tensor([step, 0], device=device)
         self.counter, self.slot = self._numbers[0], self._numbers[1:]
-        half = copies.softmax
-        self.features = half.new_zeros(R, half.shape[1])
-        self.features[:, size] = 1  # the column of its gradient is that of the bias
-        self.logits = half.new_zeros(R, len(half))  # overwritten by their gradient
-        self._lift = _LIFT * rows.samples
-        self._scale = 1 / (self._lift * rows.batch)
-        found = min(2, rows.samples)
-        # The loss and the effective number of samples of each target.
-        self._of_targets = torch.zeros(found, R // rows.samples, device=device)
-        self.numbers = torch.zeros(found, dtype=torch.float64, device=device)
-        width = self.stack.out.shape[-1]
-        self._dy = torch.zeros(R, width, device=device)
-        if copies.projection is not None:
-            self._y = half.new_zeros(R, width)
-            self._d_projected = torch.zeros_like(self.features)
+        self._prepare_losses(first)
         self._d_rounds: list[Tensor] = []  # of the Mogrifier rounds, if there are any
         self._beside = SideStream(device)
         section = config.optimiser
@@ -103,13 +93,33 @@ class FusedStep:
         )
         self.adam.steps.fill_(optimiser.param_groups[0]["step"])
 
+    def _prepare_losses(self, first: RankRows) -> None:
+        """Makes `numbers`, the data term and the penalties, which write them."""
+        section, copies, time = self.config.objective, self.copies, self.stack.shape.time
+        penalties, found = len(active_penalties(section)), min(2, first.samples)
+        count = 2 + penalties if penalties else found
+        self.numbers = torch.zeros(count, dtype=torch.float64, device=self.device)
+        values, hidden = self.numbers[2:], self.stack.shape.hidden
+        self._activations = ActivationPenalties(section, first, time, hidden, values)
+        self._comparison: LogitComparison | None = None
+        if self.rows != first:
+            V = len(self.model.softmax_bias)
+            self._comparison = LogitComparison(section, first, time, copies.softmax, V, values)
+        self.output: SoftmaxOutput | MixtureOutput
+        if copies.mixture is None:
+            self.output = SoftmaxOutput(copies, self.stack, self.masks, first, self._comparison)
+        else:
+            assert self._comparison is None  # `fused_text.why_not` refuses both together
+            self.output = MixtureOutput(copies, copies.mixture, self.stack, self.masks, first)
+        passes = 1 if self._comparison is None else self._comparison.losses
+        self._losses = passes * first.batch  # per time step; their mean is the data term
+        # The loss and the effective number of samples of each target.
+        targets = passes * time * first.count // first.samples
+        self._of_targets = torch.zeros(found, targets, device=self.device)
+
     def _groups(self) -> list[list[Slot]]:
         """All parameters with the gradients that a step writes, and their 16-bit copies."""
         copies, model, stack = self.copies, self.model, self.copies.stack
-
-        def gradient(copy: Tensor) -> Tensor:
-            return torch.zeros(copy.shape, device=self.device)
-
         # Summed in float32 and rounded like its operands, which saves memory traffic.
         d_w_x, d_w_h = torch.zeros_like(stack.w_x), torch.zeros_like(stack.w_h)
         if stack.rounds is not None:
@@ -123,18 +133,17 @@ class FusedStep:
             d_gates = d_h[:, layer.hidden_size]
             recurrent.append(self._slot(layer.bias, d_gates, stack.bias[at].flatten(), 4))
             recurrent += self._round_slots(layer.mogrifier, at)
-        self._d_table = gradient(copies.softmax)
-        self._d_embedding = self._d_table if model.softmax is None else gradient(copies.embedding)
-        d_bias = self._d_table[: len(model.softmax_bias), model.embedding.shape[1]]
+        d_table = self.output.d_table
+        tied = model.softmax is None
+        self._d_embedding = d_table if tied else torch.zeros_like(d_table)
+        d_bias = d_table[: len(model.softmax_bias), model.embedding.shape[1]]
         tables = [
             self._slot(model.softmax_bias, d_bias),
             self._slot(model.embedding, self._d_embedding, copies.embedding),
         ]
         if model.softmax is not None:
-            tables.append(self._slot(model.softmax, self._d_table, copies.softmax))
-        if copies.projection is not None and model.projection is not None:
-            self._d_projection = gradient(copies.projection)
-            tables.append(self._slot(model.projection, self._d_projection, copies.projection))
+            tables.append(self._slot(model.softmax, d_table, copies.softmax))
+        tables += [self._slot(*trained) for trained in self.output.trained]
         return [tables, recurrent, inputs]
 
     def _round_slots(self, mogrifier: Mogrifier, layer: int) -> list[Slot]:
@@ -166,10 +175,9 @@ class FusedStep:
     @property
     def summed(self) -> list[Tensor]:
         """What `gradients` computes, of the rows of this rank: gradients and `numbers`."""
-        found = [self._d_w_x, self._d_w_h, *self._d_rounds, self._d_table, self.numbers]
-        if self._d_embedding is not self._d_table:
-            found.append(self._d_embedding)
-        return found if self.copies.projection is None else [*found, self._d_projection]
+        found = [self._d_w_x, self._d_w_h, *self._d_rounds, *self.output.summed, self.numbers]
+        tied = self._d_embedding is self.output.d_table
+        return found if tied else [*found, self._d_embedding]
 
     @torch.no_grad()
     def gradients(self) -> None:
@@ -182,14 +190,18 @@ class FusedStep:
         beside.join()
         with beside.work():
             self.masks.draw("output", self.counter)
+        if self._comparison is not None:
+            self._comparison.start(stack)
         stack.start(self.masks.kept if self.config.objective.state_reset else None)
         stack.forward()
         beside.join()
-        self._softmax()
+        self.output.run(self.tokens[1], self._of_targets)
         with beside.work():
             self._table_gradients()
             self._numbers += 1  # nothing reads them after this
-        stack.backward(self._dy.view_as(stack.out), self.masks.units.get("output"))
+        dy = self.output.dy.view_as(stack.out)
+        mask = self._activations.add(stack.out, self.masks.units.get("output"), dy)
+        stack.backward(dy, mask)
         # Sums of squares are limited by memory and products are not, so they run concurrently.
         with beside.work():
             self._input_gradient()
@@ -221,45 +233,18 @@ class FusedStep:
         mask, factors = self.masks.rows_of("input"), self.masks.table
         apply_mask(table, mask, x, table.shape[1], self.tokens[0], factors)
 
-    def _softmax(self) -> None:
-        """Computes losses and the gradients of the stack's dropped output."""
-        copies, size = self.copies, self.model.embedding.shape[1]
-        y, features, masks = self.stack.out.flatten(0, 1), self.features, self.masks
-        if copies.projection is None:
-            apply_mask(y, masks.rows_of("output"), features, size)
-        else:
-            apply_mask(y, masks.rows_of("output"), self._y, y.shape[1])
-            projected = product(self._y, copies.projection.t())
-            apply_mask(projected, masks.rows_of("projection"), features, size)
-        logits, bias = self.logits, self.model.softmax_bias.detach()
-        torch.mm(features, copies.softmax.t(), out=logits)
-        targets, found, lift = self.tokens[1], self._of_targets, self._lift
-        if (samples := self.rows.samples) > 1:
-            B = self.rows.count // samples
-            sample_cross_entropy(logits, bias, targets, found[0], found[1], B, lift)
-        else:
-            cross_entropy(logits, bias, targets, found[0], lift)
-        if copies.projection is None:
-            product(logits, copies.softmax, self._dy, self._scale)
-            return
-        d_features = product(logits, copies.softmax)
-        width = d_features.shape[1]
-        apply_mask(d_features, masks.rows_of("projection"), self._d_projected, width)
-        product(self._d_projected, copies.projection, self._dy, self._scale)
-
     def _table_gradients(self) -> None:
-        """Computes the numbers and the gradients of the softmax table and of the projection."""
-        torch.sum(self._of_targets, 1, dtype=torch.float64, out=self.numbers)
-        self.numbers /= self.rows.batch
-        self.numbers[1:] /= self.stack.shape.time
-        product(self.logits.t(), self.features, self._d_table, self._scale)
-        if self.copies.projection is not None:
-            product(self._d_projected.t(), self._y, self._d_projection, self._scale)
+        """Computes the numbers, and the gradients of the weights between stack and loss."""
+        numbers = self.numbers[: len(self._of_targets)]
+        torch.sum(self._of_targets, 1, dtype=torch.float64, out=numbers)
+        numbers /= self._losses
+        numbers[1:] /= self.stack.shape.time
+        self.output.table_gradients()
 
     def _input_gradient(self) -> None:
         """Adds the gradient of the embedding rows that were read."""
         dx = self.stack.input_gradient()
-        if self._d_embedding is not self._d_table:
+        if self._d_embedding is not self.output.d_table:
             self._d_embedding.zero_()
         mask, factors = self.masks.rows_of("input"), self.masks.table
         scatter_masked(dx, mask, self._d_embedding, dx.shape[1], self.tokens[0], factors)

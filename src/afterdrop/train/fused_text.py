@@ -13,6 +13,7 @@ Legend as in `models.fused`: R = time · rows places, H units.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +26,7 @@ from afterdrop.models.fused import Copies, DeterministicPass, why_not_fused
 from afterdrop.models.kernel_support import Table, why_unsupported
 from afterdrop.ranks import SINGLE_PROCESS
 from afterdrop.train.config import TrainConfig
+from afterdrop.train.fused_comparison import compared_rows
 from afterdrop.train.fused_step import FusedStep
 from afterdrop.train.optimiser import AdamTF
 from afterdrop.train.replicas import together
@@ -47,11 +49,10 @@ SUPPORTED: Table = {
         ),
         "state_reset": "any",
         "jitter": "any",
-        # A penalty needs a second pass or activations that the kernels do not keep.
-        "fraternal_penalty": (0.0,),
-        "expectation_linear_penalty": (0.0,),
-        "activation_penalty": (0.0,),
-        "temporal_activation_penalty": (0.0,),
+        "fraternal_penalty": "any",
+        "expectation_linear_penalty": "any",
+        "activation_penalty": "any",
+        "temporal_activation_penalty": "any",
     },
     "optimiser": {
         "learning_rate": "any",
@@ -83,21 +84,42 @@ def why_not(
         return reason
     if reason := kernels.why_not(device) or why_not_fused(model.config):
         return reason
+    if reason := _why_not_compared(config, model):
+        return reason
     if (count := _largest(config, task, model)) >= 2**31:
         return f"a window has {count:,} gates or units, and the kernels count in 32 bits"
     return None
 
 
+def _why_not_compared(config: TrainConfig, model: LanguageModel) -> str | None:
+    """Why the kernels cannot compare two passes; None if they can, or need not.
+
+    Rows of the embedding are dropped differently in each pass, and the kernels have one mask. They
+    compare logits by way of features, in which those of a mixture are not linear.
+    """
+    rate, components = model.config.embedding_dropout, model.config.softmax_components
+    for name in ("fraternal_penalty", "expectation_linear_penalty"):
+        value = getattr(config.objective, name)
+        if value > 0 and rate > 0:
+            return f"objective.{name} is {value} with embedding_dropout {rate}"
+        if value > 0 and components > 1:
+            return f"objective.{name} is {value} with softmax_components {components}"
+    return None
+
+
 def _largest(config: TrainConfig, task: TextTask, model: LanguageModel) -> int:
-    """The number of elements of the largest tensor of the stack, in training or validation."""
+    """The elements of the largest tensor of the stack, or of a mixture's latent vectors."""
     model_config, section = model.config.resolved(), config.validation
     assert model_config.embedding_size is not None
     H = padded(model_config.hidden_sizes[0])
     width = max(H, padded(model_config.embedding_size))
-    rows = config.objective.batch_size * config.objective.samples
-    trained = rows * task.window * max(4 * H, width)
+    rows = compared_rows(config.objective, replace(task.rows, mine=slice(0, task.rows.batch)))
+    trained = rows.count * task.window * max(4 * H, width)
     validated = section.stripes * ((section.window or task.window) + 1) * width
-    return len(model_config.hidden_sizes) * max(trained, validated)
+    components = model_config.softmax_components
+    latents = rows.count * task.window * components * padded(model_config.embedding_size)
+    of_stack = len(model_config.hidden_sizes) * max(trained, validated)
+    return of_stack if components == 1 else max(of_stack, latents)
 
 
 class FusedText:
@@ -139,7 +161,7 @@ class FusedText:
             mine = self.task.rows.mine
             pairs = [torch.stack(self.stripes[number + n])[:, mine] for n in range(self.ahead)]
             windows = upload(torch.stack(pairs).transpose(2, 3), self.device)  # [n, 2, time, B]
-            samples = self.task.rows.samples
+            samples = self.steps.rows.samples
             self.windows.copy_(windows.repeat(1, 1, 1, samples).flatten(2))
             self.steps.slot.zero_()
         group = self.optimiser.param_groups[0]
@@ -172,8 +194,8 @@ class FusedText:
 
     def _take_state(self) -> None:
         """Takes over the carried state of the task, which becomes views of the stack's buffers."""
-        H, stack = self.model.config.hidden_sizes[0], self.steps.stack
-        h_LBH, c_LBH = stack.last, stack.c[:, -1]
+        H, stack, rows = self.model.config.hidden_sizes[0], self.steps.stack, self.task.rows.count
+        h_LBH, c_LBH = stack.last[:, :rows], stack.c[:, -1, :rows]  # of the first pass
         for layer, (h, c) in enumerate(self.task.state or ()):
             h_LBH[layer, :, :H].copy_(h)
             c_LBH[layer, :, :H].copy_(c)
@@ -183,7 +205,8 @@ class FusedText:
     def validation_batches(self) -> Iterator[tuple[Tensor, Tensor]]:
         """Logits [N, V] and targets [N] of the validation text, window by window.
 
-        The very first window is compiled and recorded; after that nothing here waits for a GPU.
+        Of a mixture of softmaxes, log-probabilities. The very first window is compiled and
+        recorded; after that nothing here waits for a GPU.
         """
         section = self.config.validation
         if self._evaluation is None:
@@ -195,8 +218,6 @@ class FusedText:
         copies, passes = self._evaluation
         copies.pack()
         passes.reset()
-        bias = self.model.softmax_bias
         for window in self.task.validation_windows:
             y_NH = window.real(passes.run(window.inputs).transpose(0, 1))
-            logits = copies.logits(copies.features(y_NH))[:, : len(bias)]
-            yield logits.add_(bias), window.targets
+            yield copies.output(y_NH), window.targets

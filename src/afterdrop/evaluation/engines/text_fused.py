@@ -78,6 +78,8 @@ def supports(request: Request, model: nn.Module, device: torch.device) -> str | 
         return f"{type(model).__name__} is not a LanguageModel"
     if reason := kernels.why_not(device) or why_not_fused(model.config):
         return reason
+    if (components := model.config.softmax_components) > 1:
+        return f"softmax_components is {components}, and only training has kernels for mixtures"
     if model.softmax_bias.dtype != torch.float32:
         return f"weights are {model.softmax_bias.dtype}"
     return why_unsupported(request, SUPPORTED)
