@@ -17,7 +17,7 @@ import afterdrop as ad
 
 MULTIPLIER = 0.4
 PAIRS = ((1.0, 0.0), (0.5, 0.0), (1.0, 0.5))
-MODELS = {"as trained": 1.0, "logits x2": 2.0}
+MODELS = {"as trained": 1.0, "logits x2": 2.0, "logits x4": 4.0}
 
 
 def trained(factor: float) -> tuple[nn.Module, list[tuple[Tensor, Tensor]]]:
