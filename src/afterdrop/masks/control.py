@@ -174,8 +174,8 @@ class OperatorMode(TorchFunctionMode, abc.ABC):
         """
         modes = [(module, module.training) for module in self.model.modules()]
         try:
-            for name, module in self.model.named_modules():
-                module.training = name not in self.held
+            for module, _ in modes:
+                _set_mode(module, self.names[id(module)] not in self.held)
             with (
                 scaled_attributes(self.model, self.rates, Multipliers.of(multipliers)),
                 replaced_forwards(self.model, self),
@@ -184,7 +184,15 @@ class OperatorMode(TorchFunctionMode, abc.ABC):
                 yield self
         finally:
             for module, mode in modes:
-                module.training = mode
+                _set_mode(module, mode)
+
+
+def _set_mode(module: nn.Module, training: bool) -> None:
+    """Sets the mode of a module, where torch's own assignment is not needed without it."""
+    if type(module).__setattr__ is nn.Module.__setattr__:
+        module.__dict__["training"] = training
+    else:
+        module.training = training
 
 
 class Control(OperatorMode):

@@ -16,6 +16,7 @@ import hashlib
 from collections.abc import Mapping
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -69,6 +70,8 @@ def tensors_fingerprint(tensors: Mapping[str, Tensor], chunks_at_once: int | Non
 def _sums(tensor: Tensor, chunks_at_once: int | None) -> Tensor:
     """The two sums of a tensor [2], on its device."""
     words = _words(tensor)
+    if words.device.type == "cpu" and len(words) <= CHUNK:
+        return _small_sums(words)
     whole = len(words) // CHUNK * CHUNK
     step = (chunks_at_once or _CHUNKS_AT_ONCE.get(words.device.type, 1)) * CHUNK
     parts = [_products(part.view(-1, CHUNK)) for part in words[:whole].split(step) if len(part)]
@@ -76,6 +79,13 @@ def _sums(tensor: Tensor, chunks_at_once: int | None) -> Tensor:
         parts.append(_products(words[whole:].unsqueeze(0)))
     sums = torch.cat(parts, 1) if parts else words.new_zeros(2, 0, dtype=torch.int64)
     return (sums * _multipliers(2, sums.shape[1], words.device)).sum(1)
+
+
+def _small_sums(words: Tensor) -> Tensor:
+    """The two sums of a single chunk, in NumPy: models may have thousands of small tensors."""
+    inner = _multipliers(0, len(words), words.device).numpy()
+    outer = _multipliers(2, 1, words.device).numpy()
+    return torch.from_numpy((inner * words.numpy().astype(np.int64)).sum(-1) * outer[:, 0])
 
 
 def _words(tensor: Tensor) -> Tensor:
