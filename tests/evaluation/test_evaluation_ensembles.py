@@ -169,7 +169,11 @@ class Adapted(nn.Module):
         self.adapters = nn.ModuleDict({"a": nn.Linear(5, V), "b": nn.Linear(5, V)})
 
     def set_adapter(self, name):
+        if name not in self.adapters:
+            raise ValueError(f"Adapter {name} not found.")
         self.active = name
+        for key, adapter in self.adapters.items():
+            adapter.requires_grad_(key == name)
 
     def forward(self, x):
         return self.base(x) + self.adapters[self.active](x)
@@ -189,6 +193,45 @@ def test_adapters_are_switched_on_one_after_another(data):
     choice = dataclasses.replace(ad.select(scores, resamples=0), member=ad.AMC)
     found = nn.functional.nll_loss(choice.predictor(model)(x), y).item()
     assert found == pytest.approx(expected.mean(), abs=1e-5)
+
+
+def test_a_model_with_adapters_is_left_as_it_was(data):
+    x, _, batches = data
+    model = Adapted().train()
+    model.adapters["b"].weight.requires_grad_(False)
+
+    def state():
+        trained = [weight.requires_grad for weight in model.parameters()]
+        return model.active, trained, [module.training for module in model.modules()]
+
+    before, output = state(), model(x)
+    choice = ad.select(ad.evaluate(model, batches, grid=GRID, adapters=("a", "b")), resamples=0)
+    assert state() == before and torch.equal(model(x), output)
+    dataclasses.replace(choice, member=ad.AMC).predictor(model)(x)
+    assert state() == before
+    with pytest.raises(DataError, match="does not shuffle"):
+        ad.evaluate(model, Changing(batches), grid=GRID, adapters=("a", "b"))
+    assert state() == before
+
+
+class Changing(list):
+    """Batches whose targets differ when they are read again."""
+
+    def __iter__(self):
+        yield from super().__iter__()
+        self.reverse()
+
+
+def test_adapters_that_cannot_be_switched_to_are_refused(data):
+    _, _, batches = data
+    model = Adapted()
+    with pytest.raises(DataError, match=r"cannot switch to the adapter 'c' .*give names of its"):
+        ad.evaluate(model, batches, adapters=("a", "c"))
+    with pytest.raises(DataError, match=r"must be a list of names, such as \['a', 'other'\]"):
+        ad.evaluate(model, batches, adapters="a")
+    model.base.merged = True
+    with pytest.raises(DataError, match=r"merged into the weights .*unmerge_adapter\(\)"):
+        ad.evaluate(model, batches, adapters=("a", "b"))
 
 
 def test_ignored_targets_and_sequences_cluster_by_example():
@@ -217,7 +260,12 @@ def test_what_is_no_ensemble_is_refused(data, tmp_path):
     for given, batched, options, message in [
         (models[:1], batches, {}, "at least 2 models or views"),
         ([], batches, {}, "at least 2 models or views"),
-        ([models[0], "path"], batches, {}, "model 1 is str; give modules, or functions"),
+        (
+            [models[0], "a.pt"],
+            batches,
+            {},
+            "model 1 is the path 'a.pt'; give .* lambda: torch.load",
+        ),
         ([models[0], lambda: 3], batches, {}, "loaded as int"),
         (models, iter(batches), {}, "give a list or a loader"),
         (models, shuffled, {}, "does not shuffle"),

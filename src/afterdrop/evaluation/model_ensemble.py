@@ -36,6 +36,7 @@ from afterdrop.evaluation.ensemble import MOST_GROUPS, given_grid
 from afterdrop.evaluation.ensemble_models import (
     Model,
     Views,
+    adapters_restored,
     combined_fingerprint,
     load_model,
     mask_plan,
@@ -105,7 +106,7 @@ def run_ensemble(
         )
     if masks is None:
         request = dataclasses.replace(request, grid=given_grid(request.grid))
-    with scratch_folder() as folder:
+    with scratch_folder() as folder, adapters_restored(models.values()):
         run = _Recorder(
             views or {"": _as_given}, request, execution, masks, logits, source, Path(folder)
         )

@@ -13,7 +13,13 @@ from afterdrop.errors import DataError
 from afterdrop.evaluation.chunks import Memory, plan_chunks
 from afterdrop.evaluation.engines.model_passes import ModelPasses, run_samples
 from afterdrop.evaluation.ensemble import Ensemble
-from afterdrop.evaluation.ensemble_models import Model, Views, load_model, mask_plan
+from afterdrop.evaluation.ensemble_models import (
+    Model,
+    Views,
+    adapters_restored,
+    load_model,
+    mask_plan,
+)
 from afterdrop.evaluation.likelihoods.build_likelihood import build_likelihood
 from afterdrop.evaluation.request import Request
 from afterdrop.family.member import Member
@@ -97,21 +103,26 @@ class EnsemblePredictor(nn.Module):
     @torch.no_grad()
     def forward(self, *inputs: Any, **kwargs: Any) -> Tensor:
         """Log-probabilities of the inputs (as the models take them), in the shape of the logits."""
-        mean, best = MemberMean(self.member), self.ensemble.best
-        for number, model in enumerate(self._given):
-            first = number * len(self._views)
-            views = dict(enumerate(self._views, first))
-            if self.member.deterministic:  # one source alone
-                views = {source: view for source, view in views.items() if source == best}
-            if not views:
-                continue
-            loaded = load_model(model)
-            check_inputs([*islice(loaded.parameters(), 1), inputs, kwargs])
-            with guarded(loaded, self.reset):
-                for source, view in views.items():
-                    self._add(mean, loaded, source, _viewed(view, inputs, kwargs))
+        mean = MemberMean(self.member)
+        with adapters_restored(self._given):
+            for number, model in enumerate(self._given):
+                self._add_model(mean, model, number, (inputs, kwargs))
         dim = self.request.class_dim
         return mean.result().movedim(-1, -1 if dim is None else dim)
+
+    def _add_model(self, mean: MemberMean, model: Model, number: int, arguments: Any) -> None:
+        """Adds the samples of one model, of all its views."""
+        views = dict(enumerate(self._views, number * len(self._views)))
+        if self.member.deterministic:  # one source alone
+            best = self.ensemble.best
+            views = {source: view for source, view in views.items() if source == best}
+        if not views:
+            return
+        loaded = load_model(model)
+        check_inputs([*islice(loaded.parameters(), 1), *arguments])
+        with guarded(loaded, self.reset):
+            for source, view in views.items():
+                self._add(mean, loaded, source, _viewed(view, *arguments))
 
     def _add(self, mean: MemberMean, model: nn.Module, source: int, arguments: Any) -> None:
         """Adds the samples of one source."""
