@@ -1,4 +1,4 @@
-"""The mean of an ensemble as a module: inputs in, log-probabilities out."""
+"""The mean of an ensemble as a module: inputs in, log-probabilities or a distribution out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from afterdrop.errors import DataError
 from afterdrop.evaluation.chunks import Memory, plan_chunks
@@ -21,13 +21,16 @@ from afterdrop.evaluation.ensemble_models import (
     mask_plan,
 )
 from afterdrop.evaluation.likelihoods.build_likelihood import build_likelihood
+from afterdrop.evaluation.likelihoods.density_reading import DensityReading
+from afterdrop.evaluation.likelihoods.parametric import ParametricLikelihood
+from afterdrop.evaluation.likelihoods.predictive import Average
 from afterdrop.evaluation.request import Request
 from afterdrop.family.member import Member
 from afterdrop.masks.model_call import LogitsPlace, batch_size, check_inputs
 from afterdrop.masks.model_guard import Reset, guarded
 from afterdrop.masks.rows import Rows
 from afterdrop.masks.sites import find_sites
-from afterdrop.selection.member_mean import MemberMean
+from afterdrop.selection.member_mean import Collector, KeptParameters, MemberMean
 
 
 class EnsemblePredictor(nn.Module):
@@ -45,6 +48,8 @@ class EnsemblePredictor(nn.Module):
         request: The evaluation.
         views: The views of the inputs, by name, if the evaluation had any.
         logits: Where the models' output holds the logits.
+        likelihood: The likelihood, if one of your own was evaluated.
+        average: Of numbers: "power" or "quantile" (see `Predictor`).
         memory: Bytes for activations.
         reset: For models that keep state between calls.
 
@@ -73,6 +78,8 @@ class EnsemblePredictor(nn.Module):
         *,
         views: Views | None = None,
         logits: LogitsPlace | None = None,
+        likelihood: ParametricLikelihood | None = None,
+        average: Average = "power",
         memory: int | None = None,
         reset: Reset | None = None,
     ) -> None:
@@ -93,24 +100,33 @@ class EnsemblePredictor(nn.Module):
             None,
         )
         self.member, self.ensemble, self.request = member, ensemble, request
-        self.memory, self.reset = memory, reset
-        self._likelihood = build_likelihood(request, logits)
+        self.memory, self.reset, self.average = memory, reset, average
+        self._likelihood = build_likelihood(request, logits, likelihood)
 
     def extra_repr(self) -> str:
         """The member, for the printed form."""
         return self.ensemble.label(self.member)
 
     @torch.no_grad()
-    def forward(self, *inputs: Any, **kwargs: Any) -> Tensor:
-        """Log-probabilities of the inputs (as the models take them), in the shape of the logits."""
-        mean = MemberMean(self.member)
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """Log-probabilities of the inputs (as the models take them), in the shape of the logits.
+
+        Of labels [..., 2], of 0 and 1. Of numbers a distribution (see `Predictor`).
+        """
+        if isinstance(self._likelihood, DensityReading):
+            kept = self._collected(KeptParameters(self.member), (inputs, kwargs))
+            return self._likelihood.prediction(kept, self.member, self.average)
+        found = self._collected(MemberMean(self.member), (inputs, kwargs))
+        return self._likelihood.prediction(found, self.member)
+
+    def _collected(self, collector: Collector, arguments: Any) -> Any:
+        """What a collector makes of the samples of all models, with the classes last."""
         with adapters_restored(self._given):
             for number, model in enumerate(self._given):
-                self._add_model(mean, model, number, (inputs, kwargs))
-        dim = self.request.class_dim
-        return mean.result().movedim(-1, -1 if dim is None else dim)
+                self._add_model(collector, model, number, arguments)
+        return collector.result()
 
-    def _add_model(self, mean: MemberMean, model: Model, number: int, arguments: Any) -> None:
+    def _add_model(self, collector: Collector, model: Model, number: int, arguments: Any) -> None:
         """Adds the samples of one model, of all its views."""
         views = dict(enumerate(self._views, number * len(self._views)))
         if self.member.deterministic:  # one source alone
@@ -122,9 +138,13 @@ class EnsemblePredictor(nn.Module):
         check_inputs([*islice(loaded.parameters(), 1), *arguments])
         with guarded(loaded, self.reset):
             for source, view in views.items():
-                self._add(mean, loaded, source, _viewed(view, *arguments))
+                self._add(collector, loaded, source, _viewed(view, *arguments))
+                if len(self._given) == 1:  # its views are the groups of the jackknife
+                    collector.end_block()
+        if len(self._given) > 1:
+            collector.end_block()
 
-    def _add(self, mean: MemberMean, model: nn.Module, source: int, arguments: Any) -> None:
+    def _add(self, mean: Collector, model: nn.Module, source: int, arguments: Any) -> None:
         """Adds the samples of one source."""
         args, kwargs = arguments
         if self.member.deterministic or self.ensemble.masks is None:
