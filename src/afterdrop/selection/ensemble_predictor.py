@@ -7,9 +7,9 @@ from itertools import islice
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from afterdrop.errors import DataError
+from afterdrop.errors import DataError, MemberError
 from afterdrop.evaluation.chunks import Memory, plan_chunks
 from afterdrop.evaluation.engines.model_passes import ModelPasses, run_samples
 from afterdrop.evaluation.ensemble import Ensemble
@@ -30,7 +30,9 @@ from afterdrop.masks.model_call import LogitsPlace, batch_size, check_inputs
 from afterdrop.masks.model_guard import Reset, guarded
 from afterdrop.masks.rows import Rows
 from afterdrop.masks.sites import find_sites
-from afterdrop.selection.member_mean import Collector, KeptParameters, MemberMean
+from afterdrop.selection.ensemble_uncertainty import JackknifeUncertainty
+from afterdrop.selection.member_mean import Collector, KeptParameters, KeptSamples, MemberMean
+from afterdrop.selection.uncertainty import Uncertainty, certain
 
 
 class EnsemblePredictor(nn.Module):
@@ -118,6 +120,58 @@ class EnsemblePredictor(nn.Module):
             return self._likelihood.prediction(kept, self.member, self.average)
         found = self._collected(MemberMean(self.member), (inputs, kwargs))
         return self._likelihood.prediction(found, self.member)
+
+    @torch.no_grad()
+    def uncertainty(self, *inputs: Any, **kwargs: Any) -> Uncertainty:
+        """How uncertain the predictions for the inputs are, with errors from a jackknife.
+
+        Standard errors say by how much other models of the same kind would change the result. The
+        log-probabilities of all samples are kept in memory.
+
+        Args:
+            *inputs: Positional inputs of the models.
+            **kwargs: Keyword inputs of the models.
+
+        Returns:
+            As of a `Predictor`.
+        """
+        self._require_classes("uncertainty")
+        found = self._collected(JackknifeUncertainty(self.member), (inputs, kwargs))
+        if self.member.deterministic:
+            found = certain(found.log_probs, self.member)
+        return found.classes_at(self._class_dim)
+
+    @torch.no_grad()
+    def samples(self, *inputs: Any, **kwargs: Any) -> Tensor:
+        """Log-probabilities of every sample, [K, B, ..., V], in the order of the evaluation.
+
+        Args:
+            *inputs: Positional inputs of the models.
+            **kwargs: Keyword inputs of the models.
+
+        Returns:
+            As of a `Predictor`: what the member averages; of one model alone, its prediction.
+        """
+        self._require_classes("samples")
+        if self.member.deterministic:
+            return self(*inputs, **kwargs)[None]
+        found = self._collected(KeptSamples(self.member), (inputs, kwargs))
+        at = self._class_dim + (self._class_dim >= 0)
+        return found.movedim(-1, at)
+
+    def _require_classes(self, what: str) -> None:
+        if isinstance(self._likelihood, DensityReading):
+            raise MemberError(
+                f"{what} is known for classes, not for likelihood={self.request.likelihood!r}; "
+                "call the predictor for a distribution, whose variance is its uncertainty"
+            )
+
+    @property
+    def _class_dim(self) -> int:
+        """Where predictions hold their classes; of labels, 0 and 1 are always last."""
+        if self.request.class_dim is None or self.request.likelihood != "categorical":
+            return -1
+        return self.request.class_dim
 
     def _collected(self, collector: Collector, arguments: Any) -> Any:
         """What a collector makes of the samples of all models, with the classes last."""
