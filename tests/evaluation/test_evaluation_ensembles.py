@@ -13,6 +13,7 @@ from torch import nn
 import afterdrop as ad
 from afterdrop.errors import DataError, SiteError
 from afterdrop.evaluation.ensemble_models import mask_plan
+from afterdrop.evaluation.likelihoods.parametric import ParametricLikelihood
 from afterdrop.masks.uniforms import Plan
 from oracles import family as oracle
 from oracles.sampled import sampled_log_probs
@@ -267,6 +268,19 @@ def test_what_is_no_ensemble_is_refused(data, tmp_path):
             "model 1 is the path 'a.pt'; give .* lambda: torch.load",
         ),
         ([models[0], lambda: 3], batches, {}, "loaded as int"),
+        (
+            [models[0], nn.Linear(5, V + 3)],
+            batches,
+            {},
+            "model 1 gives 7 classes, and the first one 4",
+        ),
+        (models, batches, {"single": 2}, "single=2 must be the number of a source, 0 to 1"),
+        (models[0], batches, {"single": 0}, "single=0 is for ensembles"),
+        (models, batches, {"augment": [len]}, "must be functions of the inputs by name, such as"),
+        (models, batches, {"augment": {"a": 1}}, "must be functions of the inputs by name"),
+        (models, batches, {"class_dim": "a"}, "class_dim='a' must be an integer, or None"),
+        (models, batches, {"targets_per_example": "a"}, "targets_per_example='a' must be an"),
+        (models, batches, {"likelihood": Nameless()}, "Nameless has no name"),
         (models, iter(batches), {}, "give a list or a loader"),
         (models, shuffled, {}, "does not shuffle"),
         (models, batches, {"resume": tmp_path}, "evaluate_samples"),
@@ -281,3 +295,21 @@ def test_what_is_no_ensemble_is_refused(data, tmp_path):
         choice.predictor(models[::-1])
     with pytest.raises(DataError, match="give the 2 samples"):
         choice.combine(torch.zeros(3, 1, V))
+    with pytest.raises(DataError, match="samples is list, which is not an array"):
+        choice.combine(["a", "b"])
+
+
+class Nameless(ParametricLikelihood):
+    def log_prob(self, parameters, y):
+        return y
+
+    def support(self, parameters, temperatures):
+        return parameters, parameters, parameters
+
+
+def test_a_model_that_gives_nan_is_named(data):
+    _, _, batches = data
+    models = [network(seed) for seed in range(3)]
+    models[1][0].weight.data[0, 0] = torch.nan
+    with pytest.raises(DataError, match="model 1 gave NaN, infinity or a target without"):
+        ad.evaluate(models, batches, grid=GRID)

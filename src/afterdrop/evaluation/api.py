@@ -182,6 +182,8 @@ def evaluate(
                 "num_samples='auto' is for one model; give an ensemble a number of samples"
             )
         asked = SAMPLES if num_samples is None else num_samples
+    elif single is not None:
+        raise DataError(f"single={single} is for ensembles; leave it out for one model")
     plan, adaptive = requested_samples(asked, seed, masks, blocks, mask_share, beaten_by)
     request = Request(
         Grid() if grid is None else grid,

@@ -42,6 +42,15 @@ def list_models(model: Any, adapters: Sequence[str] = ()) -> dict[str, Model]:
     return {f"model {number}": one for number, one in enumerate(models)}
 
 
+def check_views(augment: Any) -> None:
+    """Refuses views that are not functions by name."""
+    if not isinstance(augment, Mapping) or not all(map(callable, augment.values())):
+        raise DataError(
+            f"augment={augment!r:.80} must be functions of the inputs by name, such as "
+            "{'plain': lambda x: x, 'flipped': lambda x: x.flip(-1)}"
+        )
+
+
 def _list_adapters(model: Any, adapters: Sequence[str]) -> dict[str, Model]:
     if isinstance(adapters, str):
         raise DataError(

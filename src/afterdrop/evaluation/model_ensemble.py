@@ -38,6 +38,7 @@ from afterdrop.evaluation.ensemble_models import (
     Model,
     Views,
     adapters_restored,
+    check_views,
     combined_fingerprint,
     load_model,
     mask_plan,
@@ -90,6 +91,8 @@ def run_ensemble(
         single: Which source stands alone; None for the best.
         likelihood: The user's own likelihood, if the request names one.
     """
+    if views:
+        check_views(views)
     sources = len(models) * max(1, len(views or ()))
     if sources < 2:
         raise DataError("an ensemble needs at least 2 models or views; give more, or one model")

@@ -17,6 +17,7 @@ from afterdrop.evaluation.ensemble_models import (
     Model,
     Views,
     adapters_restored,
+    check_views,
     load_model,
     mask_plan,
 )
@@ -86,6 +87,8 @@ class EnsemblePredictor(nn.Module):
         reset: Reset | None = None,
     ) -> None:
         super().__init__()
+        if views:
+            check_views(views)
         if tuple(views or ()) != ensemble.views:
             raise DataError(
                 f"augment has the views {tuple(views or ())}; the evaluation had {ensemble.views}, "
