@@ -281,6 +281,7 @@ def test_what_is_no_ensemble_is_refused(data, tmp_path):
         (models, batches, {"class_dim": "a"}, "class_dim='a' must be an integer, or None"),
         (models, batches, {"targets_per_example": "a"}, "targets_per_example='a' must be an"),
         (models, batches, {"likelihood": Nameless()}, "Nameless has no name"),
+        (models, [(batches[0][0], torch.full((25,), -100))], {}, "no target counts: all equal"),
         (models, iter(batches), {}, "give a list or a loader"),
         (models, shuffled, {}, "does not shuffle"),
         (models, batches, {"resume": tmp_path}, "evaluate_samples"),

@@ -92,6 +92,9 @@ def score_samples(
         memory: The budget.
         progress: Whether to show a progress bar.
     """
+    ignored = f"no target counts: all equal ignore_index={request.ignore_index} or NaN"
+    if not len(given.targets):  # of those recorded, which all count
+        raise DataError(ignored)
     total, what = 2 * len(given.targets), f"evaluate {request.split}"
     bar = tqdm(total=total, desc=what, unit="example", disable=not progress)
     names = source_names(given.models, given.views)
@@ -109,7 +112,7 @@ def score_samples(
         parts = list(run.chunks(given, best))
     tensors = schema.join(parts, "N")
     if not tensors[schema.name_of("data", "targets")].numel():
-        raise DataError(f"no target counts: all equal ignore_index={request.ignore_index}")
+        raise DataError(ignored)
     return Scores(run.protocol, tensors)
 
 

@@ -36,7 +36,7 @@ class JackknifeUncertainty:
         ...     found.add(torch.tensor([p]).log(), "the example")
         ...     found.end_block()
         >>> found.result().variance, found.result().errors.confidence
-        (tensor([0.0267, 0.0267]), tensor(0.1155))
+        (tensor([0.0267, 0.0267]), tensor(0.1164))
     """
 
     def __init__(self, member: Member) -> None:
