@@ -62,6 +62,21 @@ def test_samples_are_evaluated_chosen_from_and_shown(files, capsys):
         assert "dropout" not in text and "mask" not in text
 
 
+def test_samples_of_numbers_are_evaluated_and_their_command_repeats_it(files, capsys):
+    rng = np.random.default_rng(1)
+    pairs = np.stack([rng.normal(size=(3, 20)), rng.uniform(0.5, 2, size=(3, 20))], -1)
+    np.save(files / "pairs.npy", pairs)
+    np.save(files / "numbers.npy", rng.normal(size=20))
+    command = ["evaluate", "--samples", str(files / "pairs.npy"), "--likelihood", "gaussian"]
+    command += ["--targets", str(files / "numbers.npy"), "--out", str(files / "run")]
+    assert main([*command, "--alphas", "0", "1", "--quiet"]) == 0
+    assert main(["select", str(files / "run")]) == 0
+    assert "over the best member alone" in capsys.readouterr().out
+    page, _ = build_run_page(read_input(files / "run"))
+    commands = next(s for s in page.sections if s.name == "repeat").commands
+    assert commands[0].endswith("--alphas 0 1 --likelihood gaussian")
+
+
 def test_arguments_that_samples_do_not_take_are_refused(files, capsys):
     samples = ["--samples", str(files / "all.npy")]
     given = [*samples, "--targets", str(files / "targets.npy"), "--out", str(files / "run")]
@@ -69,7 +84,15 @@ def test_arguments_that_samples_do_not_take_are_refused(files, capsys):
         (samples, "--samples needs --targets FILE and --out RUN"),
         ([], "give RUN, or MODEL DATA --out RUN, or --samples FILE --targets FILE"),
         (["model:load", *given], "leave out RUN|MODEL"),
-        ([*given, "--num-samples", "8"], "leave out num-samples"),
+        ([*given, "--num-samples", "8"], "leave out --num-samples, which has no effect"),
+        ([*given, "--class-dim", "1"], "leave out --class-dim,"),
+        (
+            [*given, "--batch-dim", "3", "--targets-per-example", "2"],
+            "leave out --batch-dim, --targets-per-example, which have no effect",
+        ),
+        ([*given, "--seed", "1", "--device", "cpu"], "leave out --seed, --device,"),
+        ([*given, "--likelihood", "gaussian"], "4 entries in their last dimension"),
+        (["mine:load", "mine:batches", "--single", "1"], "--single is the number of a sample"),
         ([*given, "--single", "9"], "single=9 must be the number of a sample, 0 to 4"),
     ]:
         assert main(["evaluate", *arguments]) == 2

@@ -19,6 +19,7 @@ def test_the_example_chooses_and_the_verbs_go_on(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [str(EXAMPLE), *options])
     runpy.run_path(str(EXAMPLE), run_name="__main__")
     printed = capsys.readouterr().out
+    assert (out / "ensemble.png").stat().st_size > 10_000 and "The members disagree by" in printed
     run = ad.Run.open(out)
     choice, scores = run.choice, run.scores()
     assert run.splits == ["noisy", "valid"] and choice.request == scores.request

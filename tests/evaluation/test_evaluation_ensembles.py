@@ -13,6 +13,7 @@ from torch import nn
 import afterdrop as ad
 from afterdrop.errors import DataError, SiteError
 from afterdrop.evaluation.ensemble_models import mask_plan
+from afterdrop.evaluation.likelihoods.parametric import ParametricLikelihood
 from afterdrop.masks.uniforms import Plan
 from oracles import family as oracle
 from oracles.sampled import sampled_log_probs
@@ -169,7 +170,11 @@ class Adapted(nn.Module):
         self.adapters = nn.ModuleDict({"a": nn.Linear(5, V), "b": nn.Linear(5, V)})
 
     def set_adapter(self, name):
+        if name not in self.adapters:
+            raise ValueError(f"Adapter {name} not found.")
         self.active = name
+        for key, adapter in self.adapters.items():
+            adapter.requires_grad_(key == name)
 
     def forward(self, x):
         return self.base(x) + self.adapters[self.active](x)
@@ -189,6 +194,45 @@ def test_adapters_are_switched_on_one_after_another(data):
     choice = dataclasses.replace(ad.select(scores, resamples=0), member=ad.AMC)
     found = nn.functional.nll_loss(choice.predictor(model)(x), y).item()
     assert found == pytest.approx(expected.mean(), abs=1e-5)
+
+
+def test_a_model_with_adapters_is_left_as_it_was(data):
+    x, _, batches = data
+    model = Adapted().train()
+    model.adapters["b"].weight.requires_grad_(False)
+
+    def state():
+        trained = [weight.requires_grad for weight in model.parameters()]
+        return model.active, trained, [module.training for module in model.modules()]
+
+    before, output = state(), model(x)
+    choice = ad.select(ad.evaluate(model, batches, grid=GRID, adapters=("a", "b")), resamples=0)
+    assert state() == before and torch.equal(model(x), output)
+    dataclasses.replace(choice, member=ad.AMC).predictor(model)(x)
+    assert state() == before
+    with pytest.raises(DataError, match="does not shuffle"):
+        ad.evaluate(model, Changing(batches), grid=GRID, adapters=("a", "b"))
+    assert state() == before
+
+
+class Changing(list):
+    """Batches whose targets differ when they are read again."""
+
+    def __iter__(self):
+        yield from super().__iter__()
+        self.reverse()
+
+
+def test_adapters_that_cannot_be_switched_to_are_refused(data):
+    _, _, batches = data
+    model = Adapted()
+    with pytest.raises(DataError, match=r"cannot switch to the adapter 'c' .*give names of its"):
+        ad.evaluate(model, batches, adapters=("a", "c"))
+    with pytest.raises(DataError, match=r"must be a list of names, such as \['a', 'other'\]"):
+        ad.evaluate(model, batches, adapters="a")
+    model.base.merged = True
+    with pytest.raises(DataError, match=r"merged into the weights .*unmerge_adapter\(\)"):
+        ad.evaluate(model, batches, adapters=("a", "b"))
 
 
 def test_ignored_targets_and_sequences_cluster_by_example():
@@ -217,8 +261,27 @@ def test_what_is_no_ensemble_is_refused(data, tmp_path):
     for given, batched, options, message in [
         (models[:1], batches, {}, "at least 2 models or views"),
         ([], batches, {}, "at least 2 models or views"),
-        ([models[0], "path"], batches, {}, "model 1 is str; give modules, or functions"),
+        (
+            [models[0], "a.pt"],
+            batches,
+            {},
+            "model 1 is the path 'a.pt'; give .* lambda: torch.load",
+        ),
         ([models[0], lambda: 3], batches, {}, "loaded as int"),
+        (
+            [models[0], nn.Linear(5, V + 3)],
+            batches,
+            {},
+            "model 1 gives 7 classes, and the first one 4",
+        ),
+        (models, batches, {"single": 2}, "single=2 must be the number of a source, 0 to 1"),
+        (models[0], batches, {"single": 0}, "single=0 is for ensembles"),
+        (models, batches, {"augment": [len]}, "must be functions of the inputs by name, such as"),
+        (models, batches, {"augment": {"a": 1}}, "must be functions of the inputs by name"),
+        (models, batches, {"class_dim": "a"}, "class_dim='a' must be an integer, or None"),
+        (models, batches, {"targets_per_example": "a"}, "targets_per_example='a' must be an"),
+        (models, batches, {"likelihood": Nameless()}, "Nameless has no name"),
+        (models, [(batches[0][0], torch.full((25,), -100))], {}, "no target counts: all equal"),
         (models, iter(batches), {}, "give a list or a loader"),
         (models, shuffled, {}, "does not shuffle"),
         (models, batches, {"resume": tmp_path}, "evaluate_samples"),
@@ -233,3 +296,21 @@ def test_what_is_no_ensemble_is_refused(data, tmp_path):
         choice.predictor(models[::-1])
     with pytest.raises(DataError, match="give the 2 samples"):
         choice.combine(torch.zeros(3, 1, V))
+    with pytest.raises(DataError, match="samples is list, which is not an array"):
+        choice.combine(["a", "b"])
+
+
+class Nameless(ParametricLikelihood):
+    def log_prob(self, parameters, y):
+        return y
+
+    def support(self, parameters, temperatures):
+        return parameters, parameters, parameters
+
+
+def test_a_model_that_gives_nan_is_named(data):
+    _, _, batches = data
+    models = [network(seed) for seed in range(3)]
+    models[1][0].weight.data[0, 0] = torch.nan
+    with pytest.raises(DataError, match="model 1 gave NaN, infinity or a target without"):
+        ad.evaluate(models, batches, grid=GRID)

@@ -213,17 +213,26 @@ def test_scores_of_samples_are_saved_and_loaded(tmp_path):
     assert again.protocol == scores.protocol and again.xe(ad.AMC) == scores.xe(ad.AMC)
 
 
+def holed(lp):
+    """The samples with NaN in the fourth."""
+    found = lp.copy()
+    found[3, 7, 1] = np.nan
+    return found
+
+
 def test_what_cannot_be_evaluated_is_refused(tmp_path):
     lp, targets = ensemble()
     for samples, y, options, message in [
         (lp[:1], targets, {}, "1 sample, whose means.*give at least 2"),
-        (lp, targets[:-1], {}, "do not match targets"),
+        (lp, targets[:-1], {}, "do not match targets.*one target for each example, in the same"),
+        (lp, ["cat"] * N, {}, "targets are list of str, not numbers.*give class numbers"),
+        (lp, np.array(["cat"] * N), {}, "targets are an array of <U3, not numbers"),
         (lp[0], targets, {}, "1 sample"),
         (lp[None], targets, {}, r"give \[K, \*targets.shape, V\]"),
         ([lp[0], lp[1][:, :3]], targets, {}, "different shapes"),
         ([lp[:, :3], lp[:2, 3:]], targets, {}, "all must have the same numbers"),
         (np.exp(lp), targets, {}, "gives probabilities"),
-        (np.full_like(lp, np.nan), targets, {}, "NaN|nan"),
+        (holed(lp), targets, {}, "^sample 3 gave NaN.*for examples 0 to 39"),
         (lp, targets + 1, {}, "has targets from"),
         (lp, targets, {"groups": 1}, "groups=1 must be from 2"),
         (lp, targets, {"groups": 6}, "groups=6 of 5 given samples"),

@@ -67,6 +67,26 @@ def test_a_list_of_adapters_is_an_ensemble_and_the_active_one_stays(tmp_path):
     assert found.shape == (1, 3) and found.exp().sum().item() == pytest.approx(1, rel=1e-5)
 
 
+def test_evaluation_and_prediction_leave_a_peft_model_as_it_was():
+    model, _, _ = with_adapters("SEQ_CLS", ("first", "second"))
+    model.set_adapter("second", inference_mode=True)
+    inputs = {"input_ids": torch.tensor([texts()[0]])}
+    batches = [{**inputs, "labels": torch.tensor([1])}]
+
+    def state():
+        trained = [weight.requires_grad for weight in model.parameters()]
+        return model.active_adapter, model.base_model.active_adapters, trained
+
+    with torch.no_grad():
+        before, output = state(), model.eval()(**inputs).logits
+        scores = ad.evaluate(model, batches * 2, adapters=("first", "second"))
+        assert state() == before and torch.equal(model(**inputs).logits, output)
+        ad.select(scores).predictor(model)(**inputs)
+        with pytest.raises(DataError, match=r"'third' .*names of its adapters: 'first', 'second'"):
+            ad.evaluate(model, batches, adapters=("first", "third"))
+        assert state() == before and torch.equal(model(**inputs).logits, output)
+
+
 @pytest.mark.filterwarnings("ignore:Already found a `peft_config`")  # which is meant here
 def test_adapters_of_transformers_itself_are_an_ensemble_as_well():
     model, data, collator = sequences()

@@ -106,6 +106,21 @@ def test_criteria_that_do_not_fit_are_refused(scores):
         ad.select(scores, num_samples=3)
 
 
+def test_what_is_not_a_criterion_or_other_data_is_refused(scores):
+    def undefined(scores, member):
+        return scores.values(member).whole.log() * float("nan")
+
+    for by, message in [
+        (["xe"], r"by=\['xe'\] must be one of"),
+        (undefined, "by=undefined returned NaN for 300 of the 300 targets"),
+        (lambda scores, member: None, "returned NoneType .*one loss for each target"),
+    ]:
+        with pytest.raises(MemberError, match=message):
+            ad.select(scores, by=by)
+    with pytest.raises(MemberError, match=r"also is Scores; give .*also=\{'noisy': scores\}"):
+        ad.select(scores, also=scores)
+
+
 def test_other_data_are_a_column_that_does_not_choose(scores):
     single = scores.protocol.ensemble.best
     other = members(seed=1, scale=2.5, split="shifted", single=single)

@@ -13,6 +13,7 @@ from afterdrop.cli.options import (
     OptionalRange,
     OptionalText,
     logits_place,
+    without_effect,
 )
 from afterdrop.cli.resolve import resolve_batches, resolve_model
 from afterdrop.cli.torchrun import shared_evaluation, speaks
@@ -36,6 +37,21 @@ from afterdrop.selection import family_table
 Samples = Annotated[
     int | Literal["auto"] | None, tyro.conf.arg(metavar="INT|auto", help_behavior_hint="")
 ]
+_OF_SAMPLES = (
+    "samples",
+    "targets",
+    "out",
+    "single",
+    "split",
+    "alphas",
+    "temper",
+    "temperatures",
+    "ignore_index",
+    "likelihood",
+    "memory_mib",
+    "overwrite",
+    "quiet",
+)
 Likelihood = Literal["categorical", "binary", "multilabel", "gaussian", "squared_error"]
 
 
@@ -101,7 +117,8 @@ def evaluate(
             which knows its data.
         out: The run folder that gets the scores; needed with an import path and with samples.
         samples: A .npy or .safetensors file of log-probabilities or logits [K, N, V], or one file
-            [N, V] per member of an ensemble. Instead of a model.
+            [N, V] per member of an ensemble; of binary and multilabel without V, of gaussian means
+            and variances [K, N, 2], of squared_error means [K, N]. Instead of a model.
         targets: With samples, the file of their targets, class numbers [N]. With your own model,
             the key of the targets in a batch that is a mapping, or the attribute of one that is an
             object; by default "labels" and "y".
@@ -148,25 +165,19 @@ def evaluate(
         overwrite: Replace existing scores; those of the same settings and weights are kept.
         quiet: Show neither a progress bar nor tables.
     """
+    given = locals()
     if samples is not None:
-        others = {
-            "RUN|MODEL": model is not None,
-            "limit": limit is not None,
-            "num-samples": num_samples is not None,
-            "multipliers": multipliers != Grid().multipliers,
-            "masks": masks != "lhs",
-            "rates": bool(rates),
-            "noise": bool(noise),
-            "window": window is not None,
-            "lamb": lamb,
-        }
-        for name, wrong in others.items():
-            if wrong:
-                raise DataError(f"--samples are predictions as they are: leave out {name}")
+        idle = without_effect(evaluate, given, _OF_SAMPLES)
+        if idle:
+            raise DataError(
+                f"--samples are predictions as they are: leave out {', '.join(idle)}, which "
+                f"{'has' if len(idle) == 1 else 'have'} no effect on them"
+            )
         grid = Grid(alphas, temper=temper)
         options: dict[str, Any] = {
             "split": split,
             "ignore_index": ignore_index,
+            "likelihood": likelihood,
             "temperatures": temperatures,
         }
         options |= {"memory": None if memory_mib is None else memory_mib * 2**20}
@@ -175,6 +186,10 @@ def evaluate(
         assert out is not None
         _save(Run(out), found, quiet)
         return
+    if single is not None:
+        raise DataError(
+            "--single is the number of a sample: give it with --samples, or leave it out"
+        )
     if model is None:
         raise DataError("give RUN, or MODEL DATA --out RUN, or --samples FILE --targets FILE")
     trained = batches is None and Run(model).trained
@@ -197,16 +212,16 @@ def evaluate(
     }
     if trained and likelihood != "categorical":
         raise DataError("--likelihood is for your own model, not for a folder of afterdrop train")
-    for name, given in of_runs.items():
-        if given and not trained:
+    for name, wrong in of_runs.items():
+        if wrong and not trained:
             raise DataError(f"--{name} is for a folder of afterdrop train, not for your own model")
     of_models = {
         "targets": targets is not None,
         "targets-per-example": targets_per_example is not None,
         "batch-size": batch_size is not None,
     }
-    for name, given in of_models.items():
-        if given and trained:
+    for name, wrong in of_models.items():
+        if wrong and trained:
             raise DataError(f"--{name} is for your own model, not for a folder of afterdrop train")
     run = Run(model if out is None else out)
     path = run.layout.scores(split)

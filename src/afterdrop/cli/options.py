@@ -3,13 +3,15 @@
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import tyro
 
 from afterdrop.errors import DataError
+
+_POSITIONAL = {"model": "RUN|MODEL", "batches": "DATA"}  # as the help calls them
 
 # Shown in the help without tyro's "None".
 
@@ -41,6 +43,25 @@ def checked(verb: Callable[..., int | None]) -> Callable[..., int | None]:
         return verb(*arguments, **options)
 
     return run
+
+
+def without_effect(
+    verb: Callable[..., Any], given: Mapping[str, Any], meaningful: Collection[str]
+) -> list[str]:
+    """Options that were given although they have no effect, as a user writes them.
+
+    Args:
+        verb: The verb; an option counts as given if it differs from its default.
+        given: The values of all options.
+        meaningful: Names of those that have an effect.
+    """
+    found = []
+    for name, parameter in inspect.signature(verb).parameters.items():
+        if name not in meaningful and given[name] != parameter.default:
+            shown = "--" + name.replace("_", "-")
+            positional = parameter.kind is inspect.Parameter.POSITIONAL_ONLY
+            found.append(_POSITIONAL.get(name, name) if positional else shown)
+    return found
 
 
 def _check_value(name: str, value: object) -> None:

@@ -21,11 +21,12 @@ from afterdrop.evaluation.dynamic_evaluation import DynamicEvaluation
 from afterdrop.evaluation.ensemble import MOST_GROUPS, given_grid
 from afterdrop.evaluation.ensemble_models import Model, Views, list_models
 from afterdrop.evaluation.labelled_items import TargetsPlace
-from afterdrop.evaluation.likelihoods.build_likelihood import likelihood_name
+from afterdrop.evaluation.likelihoods.build_likelihood import build_likelihood, likelihood_name
 from afterdrop.evaluation.likelihoods.parametric import ParametricLikelihood
 from afterdrop.evaluation.loop import Execution, run_evaluation
 from afterdrop.evaluation.model_ensemble import run_ensemble
 from afterdrop.evaluation.request import (
+    LIKELIHOODS,
     SAMPLES,
     Adaptive,
     Carry,
@@ -38,6 +39,7 @@ from afterdrop.evaluation.request import (
     requested_samples,
 )
 from afterdrop.evaluation.sample_evaluation import GivenSamples, score_samples
+from afterdrop.evaluation.sample_reading import last_dimensions
 from afterdrop.evaluation.scores.scores import Scores
 from afterdrop.evaluation.stored_samples import (
     naming_files,
@@ -180,6 +182,8 @@ def evaluate(
                 "num_samples='auto' is for one model; give an ensemble a number of samples"
             )
         asked = SAMPLES if num_samples is None else num_samples
+    elif single is not None:
+        raise DataError(f"single={single} is for ensembles; leave it out for one model")
     plan, adaptive = requested_samples(asked, seed, masks, blocks, mask_share, beaten_by)
     request = Request(
         Grid() if grid is None else grid,
@@ -217,6 +221,7 @@ def evaluate(
         logits=logits,
         source=source,
         single=single,
+        likelihood=likelihood,
     )
 
 
@@ -318,6 +323,7 @@ def evaluate_samples(
     names: Sequence[str] | None = None,
     single: int | None = None,
     ignore_index: int = -100,
+    likelihood: str = "categorical",
     temperatures: tuple[float, float] | None = None,
     memory: int | None = None,
     progress: bool = False,
@@ -334,7 +340,8 @@ def evaluate_samples(
         samples: Log-probabilities or logits: an array [K, B, ..., V] (NumPy, torch, or a .npy or
             .safetensors file, which is read a few examples at a time), a list of [B, ..., V], one
             array or file per sample, or an iterable of batches [K, b, ..., V].
-        targets: Class numbers [B] or [B, ...]: an array, a file, or an iterable of batches.
+        targets: Class numbers [B] or [B, ...], or what the likelihood needs: an array, a file, or
+            an iterable of batches.
         grid: The alphas, and where temperatures act; its multipliers do not count.
         split: Name of the data; scores of "test" are refused by `select`.
         groups: Groups of consecutive samples of which the jackknife leaves out one at a time; by
@@ -346,6 +353,9 @@ def evaluate_samples(
         single: Number of the sample that is compared with, alone; by default the best one on these
             data. For other data than those that choose, `choice.ensemble.ensemble.best`.
         ignore_index: Targets with this value do not count.
+        likelihood: The kind of targets, as for `evaluate`. Samples of "binary" and "multilabel" are
+            logits [K, *targets.shape], of "gaussian" means and variances [K, *targets.shape, 2],
+            and of "squared_error" means [K, *targets.shape].
         temperatures: Lowest and highest temperature; by default chosen from the first examples.
         memory: Bytes to use; by default 256 MiB.
         progress: Whether to show a progress bar.
@@ -362,13 +372,19 @@ def evaluate_samples(
         >>> evaluate_samples(logits, np.arange(20) % 3)
         Scores(split='valid', 6 members, K=5, 20 targets in 20 examples)
     """
+    name = likelihood_name(likelihood)
+    if name not in LIKELIHOODS:
+        raise DataError(
+            f"likelihood={name!r} is your own, and stored samples do not say what its model "
+            f"returned; give one of {', '.join(LIKELIHOODS)}, or the models to evaluate"
+        )
     with scratch_folder() as folder, naming_files(samples, targets):
         found = read_targets(targets)
         if found.dim() == 0 or not len(found):
             raise DataError(
                 f"targets of shape {tuple(found.shape)}; give class numbers [B] or more"
             )
-        columns = open_samples(samples, found, Path(folder))
+        columns = open_samples(samples, found, Path(folder), last_dimensions(name))
         count = columns[0].num_samples
         if count < 2:
             raise DataError(
@@ -384,7 +400,12 @@ def evaluate_samples(
             raise DataError(f"groups={groups} must be from 2 to the {count} samples")
         plan = Plan(count, 0, "given", groups or min(count, MOST_GROUPS))
         request = Request(
-            given_grid(grid), plan, split, (), (), 0, None, ignore_index, temperatures
+            given_grid(grid),
+            plan,
+            split,
+            ignore_index=ignore_index,
+            temperatures=temperatures,
+            likelihood=name,
         )
         clusters = None if examples is None else torch.as_tensor(examples)
         if clusters is not None and clusters.shape != found.shape[:1]:
@@ -396,4 +417,4 @@ def evaluate_samples(
             columns, None, found, called, shared=shared, examples=clusters, single=single
         )
         budget = Memory.of(torch.device("cpu"), memory)
-        return score_samples(given, request, budget, progress=progress)
+        return score_samples(given, request, build_likelihood(request), budget, progress=progress)

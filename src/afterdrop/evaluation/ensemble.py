@@ -51,10 +51,8 @@ class Ensemble:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of the sources: models, views of one model, or each model with each view."""
-        if len(self.models) > 1 and self.views:
-            return tuple(f"{model}, {view}" for model in self.models for view in self.views)
-        return self.views or self.models
+        """Of the sources."""
+        return source_names(self.models, self.views)
 
     @property
     def num_samples(self) -> int:
@@ -68,6 +66,18 @@ class Ensemble:
         if self.masks is not None:
             return str(member)
         return str(member).replace(", dropout rates x1", f" of {len(self.names)}")
+
+
+def source_names(models: tuple[str, ...], views: tuple[str, ...]) -> tuple[str, ...]:
+    """The sources: models, views of one model, or each model with each view.
+
+    Example:
+        >>> source_names(("a", "b"), ("plain", "flip"))
+        ('a, plain', 'a, flip', 'b, plain', 'b, flip')
+    """
+    if len(models) > 1 and views:
+        return tuple(f"{model}, {view}" for model in models for view in views)
+    return views or models
 
 
 def given_grid(grid: Grid | None) -> Grid:

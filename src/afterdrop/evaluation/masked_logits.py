@@ -14,8 +14,9 @@ import torch
 from afterdrop.evaluation.batches import Batch, to_device
 from afterdrop.evaluation.chunks import Memory, plan_chunks, split_evenly
 from afterdrop.evaluation.engines.model_passes import ModelPasses, run_samples
-from afterdrop.evaluation.likelihoods.categorical import Categorical
+from afterdrop.evaluation.likelihoods import Likelihood
 from afterdrop.evaluation.request import Request
+from afterdrop.evaluation.sample_reading import as_array
 from afterdrop.masks.rows import Rows
 from afterdrop.masks.sites import Sites
 from afterdrop.masks.uniforms import Plan
@@ -38,7 +39,7 @@ class MaskedLogits:
     sites: Sites
     plan: Plan
     request: Request
-    likelihood: Categorical
+    likelihood: Likelihood
     memory: Memory
 
     def write(self, batch: Batch, room: Any) -> None:
@@ -71,4 +72,4 @@ class MaskedLogits:
         part = batch.host[examples.start : examples.stop]
         logits = self.likelihood.read_output(output, part, len(multipliers) * len(samples))
         logits = logits.unflatten(0, (len(multipliers), len(samples))).transpose(0, 1)
-        place[samples.start : samples.stop] = logits.float().cpu().numpy()
+        place[samples.start : samples.stop] = as_array(logits)

@@ -4,7 +4,8 @@ Models are taken one after another: each reads all batches, and its log-probabil
 that are removed at the end, so that only one model is in memory at a time. With mask samples, each
 source (a model and a view) gives several samples, from masks of its own.
 
-Legend: M multipliers, S mask samples of a source, n targets of a batch that count, V classes.
+Legend: M multipliers, S mask samples of a source, n targets of a batch that count, V classes or
+parameters.
 """
 
 from __future__ import annotations
@@ -36,12 +37,14 @@ from afterdrop.evaluation.ensemble import MOST_GROUPS, given_grid
 from afterdrop.evaluation.ensemble_models import (
     Model,
     Views,
+    adapters_restored,
+    check_views,
     combined_fingerprint,
     load_model,
     mask_plan,
 )
 from afterdrop.evaluation.likelihoods.build_likelihood import build_likelihood
-from afterdrop.evaluation.likelihoods.categorical import Categorical
+from afterdrop.evaluation.likelihoods.parametric import ParametricLikelihood
 from afterdrop.evaluation.loop import (
     Execution,
     find_batch_sites,
@@ -51,6 +54,7 @@ from afterdrop.evaluation.loop import (
 from afterdrop.evaluation.masked_logits import MaskedLogits
 from afterdrop.evaluation.request import Request
 from afterdrop.evaluation.sample_evaluation import GivenSamples, score_samples
+from afterdrop.evaluation.sample_reading import SampleLikelihood, as_array
 from afterdrop.evaluation.scores.scores import Scores
 from afterdrop.evaluation.stored_samples import Column, Part, scratch_folder
 from afterdrop.masks.model_call import LogitsPlace
@@ -71,6 +75,7 @@ def run_ensemble(
     logits: LogitsPlace | None = None,
     source: Source = AS_GIVEN,
     single: int | None = None,
+    likelihood: str | ParametricLikelihood | None = None,
 ) -> Scores:
     """Scores of an ensemble.
 
@@ -84,15 +89,15 @@ def run_ensemble(
         logits: The function that finds the logits in the models' output, if the request has one.
         source: How batches are made of what is given.
         single: Which source stands alone; None for the best.
+        likelihood: The user's own likelihood, if the request names one.
     """
+    if views:
+        check_views(views)
     sources = len(models) * max(1, len(views or ()))
     if sources < 2:
         raise DataError("an ensemble needs at least 2 models or views; give more, or one model")
-    if request.likelihood != "categorical":
-        raise DataError(
-            f"likelihood={request.likelihood!r}: ensembles are evaluated for class numbers only; "
-            "leave likelihood out, or evaluate one model"
-        )
+    if single is not None and single not in range(sources):
+        raise DataError(f"single={single} must be the number of a source, 0 to {sources - 1}")
     if execution.resume is not None or execution.ranks.count > 1:
         raise DataError(
             "resume= and ranks= do not take several models; evaluate each, store its "
@@ -105,9 +110,10 @@ def run_ensemble(
         )
     if masks is None:
         request = dataclasses.replace(request, grid=given_grid(request.grid))
-    with scratch_folder() as folder:
+    with scratch_folder() as folder, adapters_restored(models.values()):
+        reading = build_likelihood(request, logits, likelihood)
         run = _Recorder(
-            views or {"": _as_given}, request, execution, masks, logits, source, Path(folder)
+            views or {"": _as_given}, request, execution, masks, reading, source, Path(folder)
         )
         prints = [run.record(model, batches, len(models)) for model in models.values()]
         total = sources * (1 if masks is None else masks.num_samples)
@@ -123,10 +129,12 @@ def run_ensemble(
             combined_fingerprint(prints),
             examples=torch.cat(run.examples),
             single=single,
+            labels=torch.cat(run.labels) if run.labels else None,
+            recorded=True,
         )
         asked = dataclasses.replace(request, plan=plan)
         budget = Memory.of(torch.device("cpu"), execution.memory)
-        return score_samples(given, asked, budget)
+        return score_samples(given, asked, reading, budget)
 
 
 def _as_given(inputs: Any) -> Any:
@@ -141,12 +149,13 @@ class _Recorder:
     request: Request
     execution: Execution
     masks: Plan | None
-    logits: LogitsPlace | None
+    likelihood: SampleLikelihood
     source: Source
     folder: Path
     sources: int = 0
     targets: list[Tensor] = dataclasses.field(default_factory=list)
     examples: list[Tensor] = dataclasses.field(default_factory=list)
+    labels: list[Tensor] = dataclasses.field(default_factory=list)
     digests: list[str] = dataclasses.field(default_factory=list)
     alone: list[list[Part]] = dataclasses.field(default_factory=list)  # by batch, then by source
     sampled: list[list[Part]] = dataclasses.field(default_factory=list)
@@ -154,22 +163,20 @@ class _Recorder:
     def record(self, model: Model, batches: Iterable[Any], models: int) -> str:
         """Runs one model; returns the fingerprint of its weights."""
         module = load_model(model)
-        likelihood = build_likelihood(self.request, self.logits)
-        assert isinstance(likelihood, Categorical)  # which run_ensemble checked
-        reader = BatchReader(module, likelihood, self.request, self.source.targets)
+        reader = BatchReader(module, self.likelihood, self.request, self.source.targets)
         with torch.no_grad(), guarded(module, self.execution.reset):
             head, stream, total = open_batches(batches, self.source.batch_size, self.source.collate)
             first = reader.read(head, 0, self.execution.first_example)
-            first_output(module, first, self.request, likelihood)
-            sites = self._sites(module, first, likelihood)
+            first_output(module, first, self.request, self.likelihood)
+            sites = self._sites(module, first)
             position, number = self.execution.first_example, -1
             shown = not self.execution.progress
             what = f"source {self.sources} of {models * len(self.views)}"
             for number, item in enumerate(tqdm(stream, what, total, disable=shown)):
                 batch = reader.read(item, number, position)
                 position += batch.size
-                self._note(number, batch, likelihood)
-                self._run(module, number, batch, likelihood, sites)
+                self._note(number, batch)
+                self._run(module, number, batch, sites)
                 if number == 0 and self.sources == 0 and isinstance(batches, Sized):
                     self._check_disk(len(batches) * models)
         if number + 1 != len(self.digests):
@@ -184,23 +191,25 @@ class _Recorder:
         """What was kept, batch by batch."""
         return [Column(tuple(row), row[0].shape[2]) for row in parts]
 
-    def _sites(self, model: nn.Module, first: Batch, likelihood: Categorical) -> Sites | None:
+    def _sites(self, model: nn.Module, first: Batch) -> Sites | None:
         if self.masks is None:
             return None
-        sites = find_batch_sites(model, first, self.request, likelihood, compute_once=False)
+        sites = find_batch_sites(model, first, self.request, self.likelihood, compute_once=False)
         if sites is not None and sites.randomness_off and self.sources == 0:
             warn_of_randomness(sites)
         return sites
 
-    def _note(self, number: int, batch: Batch, likelihood: Categorical) -> None:
+    def _note(self, number: int, batch: Batch) -> None:
         """Keeps the targets that the first model sees, and requires them of the others."""
         digest = digest_tensors([batch.host])
         if number == len(self.digests) and self.sources == 0:
-            counts = likelihood.counts(batch.host)
+            counts = self.likelihood.counts(batch.host)
             each = batch.host.numel() // batch.size
             numbers = torch.arange(batch.first, batch.first + batch.size).repeat_interleave(each)
             self.targets.append(batch.host.flatten()[counts])
             self.examples.append(numbers[counts])
+            if (labels := self.likelihood.labels(batch.host)) is not None:
+                self.labels.append(labels)
             self.digests.append(digest)
             self.alone.append([])
             self.sampled.append([])
@@ -210,36 +219,41 @@ class _Recorder:
                 "the same data in the same order: use a loader that does not shuffle"
             )
 
-    def _run(
-        self,
-        model: nn.Module,
-        number: int,
-        batch: Batch,
-        likelihood: Categorical,
-        sites: Sites | None,
-    ) -> None:
+    def _run(self, model: nn.Module, number: int, batch: Batch, sites: Sites | None) -> None:
         """All views of a batch."""
         for view, function in enumerate(self.views.values()):
             source = self.sources + view
             inputs = function(batch.fresh_inputs(self.request.batch_dim))
-            found = likelihood.read_output(call(model, inputs), batch.host, 1)
-            room = self._room(f"{source}-{number}", (1, 1, *found.shape[1:]))
-            room[0] = found.float().cpu().numpy()
+            output = call(model, inputs)
+            found = as_array(self.likelihood.read_output(output, batch.host, 1))
+            self._check_classes(number, source, found.shape[-1])
+            room = self._room(f"{source}-{number}", (1, 1, *found.shape[1:]), found.dtype)
+            room[0] = found
             self.alone[number].append(_kept(room))
             if sites is None or self.masks is None:
                 continue
             shape = (self.masks.num_samples, len(self.request.grid.stochastic), *found.shape[1:])
-            room = self._room(f"{source}-{number}-masks", shape)
+            room = self._room(f"{source}-{number}-masks", shape, found.dtype)
             seen = dataclasses.replace(batch, inputs=function(batch.inputs))
             plan = mask_plan(self.masks, source)
             memory = Memory.of(batch.targets.device, self.execution.memory)
             passes = ModelPasses(model, sites, self.request.batch_dim)
-            MaskedLogits(passes, sites, plan, self.request, likelihood, memory).write(seen, room)
+            masked = MaskedLogits(passes, sites, plan, self.request, self.likelihood, memory)
+            masked.write(seen, room)
             self.sampled[number].append(_kept(room))
 
-    def _room(self, name: str, shape: tuple[int, ...]) -> Any:
+    def _check_classes(self, number: int, source: int, classes: int) -> None:
+        """Refuses models that cannot be averaged."""
+        others = self.alone[number]
+        if others and others[0].shape[-1] != classes:
+            raise DataError(
+                f"model {source // len(self.views)} gives {classes} classes, and the first one "
+                f"{others[0].shape[-1]}; models of an ensemble must have the same classes"
+            )
+
+    def _room(self, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
         path = self.folder / f"{name}.npy"
-        return np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=shape)
+        return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
 
     def _check_disk(self, times: int) -> None:
         """Refuses more than the disk holds, judging by the first batch."""

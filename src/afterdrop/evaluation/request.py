@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import numbers
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -203,6 +204,7 @@ class Request:
     def __post_init__(self) -> None:
         if not isinstance(self.grid, Grid):
             raise MemberError(f"grid={self.grid!r} must be a Grid, as in Grid(alphas=(0, 1))")
+        self._check_integers()
         for name in ("rates", "noise"):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
@@ -238,6 +240,18 @@ class Request:
             )
         if self.dynamic is not None:
             self._check_dynamic()
+
+    def _check_integers(self) -> None:
+        """Refuses dimensions and numbers that are not integers."""
+        optional = ("class_dim", "limit", "targets_per_example")
+        for name in ("batch_dim", "ignore_index", *optional):
+            value = getattr(self, name)
+            if value is None and name in optional:
+                continue
+            if isinstance(value, bool) or not isinstance(value, numbers.Integral):
+                wanted = "an integer, or None" if name in optional else "an integer"
+                raise DataError(f"{name}={value!r} must be {wanted}")
+            object.__setattr__(self, name, int(value))
 
     def _check_dynamic(self) -> None:
         """Refuses dynamic evaluation where weights cannot follow one text."""

@@ -4,8 +4,9 @@
     list of [B, ..., V]                      one array, or file, per member of an ensemble
     iterable of [K, b, ..., V]               batches of examples, which are copied to a file first
 
-Files are mapped into memory: only what is read is loaded. Legend: K samples, M multipliers, B
-examples, V classes.
+Samples of labels and of squared errors have no last dimension V (`sample_reading`). Files are
+mapped into memory: only what is read is loaded. Legend: K samples, M multipliers, B examples, V
+classes.
 """
 
 from __future__ import annotations
@@ -91,9 +92,22 @@ def read_targets(targets: Any) -> Tensor:
         if listed and hasattr(listed[0], "shape") and len(listed[0].shape):
             return torch.cat([torch.as_tensor(part) for part in listed])
         targets = listed
+    try:
+        if isinstance(targets, np.ndarray):
+            return _copied(targets)
+        return torch.as_tensor(targets)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise DataError(
+            f"targets are {_described(targets)}, not numbers ({error}); give class numbers, such "
+            "as numpy.unique(targets, return_inverse=True)[1] of names"
+        ) from error
+
+
+def _described(targets: Any) -> str:
     if isinstance(targets, np.ndarray):
-        return _copied(targets)
-    return torch.as_tensor(targets)
+        return f"an array of {targets.dtype}"
+    some = f" of {type(targets[0]).__name__}" if isinstance(targets, list) and targets else ""
+    return f"{type(targets).__name__}{some}"
 
 
 def _copied(array: Any) -> Tensor:
@@ -115,13 +129,14 @@ def naming_files(*given: Any) -> Iterator[None]:
         raise DataError(f"{error} (in {', '.join(files)})") from error
 
 
-def open_samples(samples: Any, targets: Tensor, folder: Path) -> list[Column]:
+def open_samples(samples: Any, targets: Tensor, folder: Path, last: int = 1) -> list[Column]:
     """Columns of whatever holds samples.
 
     Args:
         samples: As described above.
         targets: [B, ...]; their number of dimensions tells members from batches.
         folder: Where batches of an iterator are copied to.
+        last: Dimensions after those of the targets: 1 for classes, 0 for a number per target.
 
     Raises:
         DataError: If shapes do not match the targets.
@@ -129,22 +144,22 @@ def open_samples(samples: Any, targets: Tensor, folder: Path) -> list[Column]:
     if isinstance(samples, str | Path):
         samples = open_file(samples, "samples")
     if hasattr(samples, "shape"):
-        return _checked([_column([_part(samples, targets)])], targets)
+        return _checked([_column([_part(samples, targets, last)])], targets, last)
     if not isinstance(samples, Iterable):
         raise DataError(
-            f"samples is {type(samples).__name__}; give an array [K, B, ..., V], a .npy or "
+            f"samples is {type(samples).__name__}; give an array {_shape(last)}, a .npy or "
             ".safetensors file, or an iterable of arrays"
         )
     if isinstance(samples, Sequence):
         opened = [open_file(s, "samples") if isinstance(s, str | Path) else s for s in samples]
-        parts = [_part(array, targets) for array in opened]
+        parts = [_part(array, targets, last) for array in opened]
     else:
-        parts = list(_spilled(samples, targets, folder))
+        parts = list(_spilled(samples, targets, folder, last))
     if not parts:
         raise DataError("samples is empty; give at least 2 samples")
     if all(part.lead == 0 for part in parts):
-        return _checked([_column(parts)], targets)
-    return _checked([_column([part]) for part in parts], targets)
+        return _checked([_column(parts)], targets, last)
+    return _checked([_column([part]) for part in parts], targets, last)
 
 
 def open_file(path: str | Path, what: str) -> Any:
@@ -197,14 +212,18 @@ class _Slices:
             raise FileError(f"cannot read {self._path}: {error}; is it complete?") from error
 
 
-def _part(array: Any, targets: Tensor) -> Part:
+def _shape(last: int, front: str = "K, ") -> str:
+    return f"[{front}*targets.shape{', V' * last}]"
+
+
+def _part(array: Any, targets: Tensor, last: int) -> Part:
     array = array if hasattr(array, "shape") else np.asarray(array)
     shape = tuple(array.shape)
-    lead = len(shape) - targets.dim() - 1
-    if lead not in (0, 1) or shape[lead + 1 : -1] != tuple(targets.shape[1:]):
+    lead = len(shape) - targets.dim() - last
+    if lead not in (0, 1) or shape[lead + 1 : len(shape) - last] != tuple(targets.shape[1:]):
         raise DataError(
             f"samples of shape {shape} do not match targets of shape {tuple(targets.shape)}; give "
-            "[K, *targets.shape, V], or a list of [*targets.shape, V], one per member"
+            f"{_shape(last)}, or a list of {_shape(last, '')}, one per member"
         )
     return Part(array, shape, lead)
 
@@ -212,33 +231,37 @@ def _part(array: Any, targets: Tensor) -> Part:
 def _column(parts: Sequence[Part]) -> Column:
     sizes = {part.shape[part.lead :] for part in parts}
     if len(sizes) > 1:
-        raise DataError(f"members have samples of different shapes: {sorted(sizes)}")
+        raise DataError(
+            f"members have samples of different shapes: {sorted(sizes)}; give the same examples "
+            "and classes of each"
+        )
     return Column(tuple(parts), parts[0].shape[parts[0].lead])
 
 
-def _checked(columns: list[Column], targets: Tensor) -> list[Column]:
+def _checked(columns: list[Column], targets: Tensor, last: int) -> list[Column]:
     counts = {column.num_samples for column in columns}
-    classes = {part.shape[-1] for column in columns for part in column.parts}
+    classes = {part.shape[-1] for column in columns for part in column.parts if last}
     total = sum(column.size for column in columns)
     if len(counts) > 1 or len(classes) > 1:
         raise DataError(
-            f"batches have {sorted(counts)} samples of {sorted(classes)} classes; all must have "
-            "the same numbers"
+            f"batches have {sorted(counts)} samples{f' of {sorted(classes)} classes' * last}; all "
+            "must have the same numbers"
         )
     if total != len(targets):
         raise DataError(
-            f"samples of {total} examples do not match targets of shape {tuple(targets.shape)}"
+            f"samples of {total} examples do not match targets of shape {tuple(targets.shape)}; "
+            f"give {_shape(last)}, with one target for each example, in the same order"
         )
     return columns
 
 
-def _spilled(batches: Iterable[Any], targets: Tensor, folder: Path) -> Iterator[Part]:
+def _spilled(batches: Iterable[Any], targets: Tensor, folder: Path, last: int) -> Iterator[Part]:
     """Batches of an iterator, each copied to a file: they are read twice."""
     for number, batch in enumerate(batches):
         if isinstance(batch, Tensor):
             batch = batch.detach().cpu()
             batch = (batch.float() if batch.dtype == torch.bfloat16 else batch).numpy()
-        part = _part(np.asarray(batch), targets)
+        part = _part(np.asarray(batch), targets, last)
         path = folder / f"batch-{number}.npy"
         np.save(path, part.array)
         yield dataclasses.replace(part, array=np.load(path, mmap_mode="r"))

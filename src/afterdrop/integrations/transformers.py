@@ -15,7 +15,7 @@ import dataclasses
 import inspect
 import random
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from itertools import count, islice
 from pathlib import Path
 from typing import Any
@@ -89,8 +89,7 @@ def evaluate(
         columns |= {"label", "label_ids"}
     seed = options.get("seed", 0)
     batches = _Batches(dataset, collator or _default_collator(), batch_size or 8, seed, columns)
-    with _adapters_kept(model, options.get("adapters", ())):
-        return evaluate_batches(model, batches, **options)
+    return evaluate_batches(model, batches, **options)
 
 
 def add_callback(
@@ -289,23 +288,6 @@ def _seeded(seed: int) -> Iterator[None]:
         finally:
             random.setstate(python)
             np.random.set_state(numpy)
-
-
-@contextlib.contextmanager
-def _adapters_kept(model: Any, adapters: Sequence[str]) -> Iterator[None]:
-    """Switches back to the adapter that was on: others take its gradients away."""
-    if not adapters or not hasattr(model, "set_adapter"):
-        yield
-        return
-    # PEFT has an attribute, transformers a method.
-    active = getattr(model, "active_adapter", None) or model.active_adapters()
-    trained = {name: p.requires_grad for name, p in model.named_parameters()}
-    try:
-        yield
-    finally:
-        model.set_adapter(active)
-        for name, parameter in model.named_parameters():
-            parameter.requires_grad_(trained[name])
 
 
 def _trainer_dataset(trainer: Any, dataset: Any) -> Any:

@@ -108,15 +108,23 @@ def _evaluate_options(protocol: Protocol) -> dict[str, Any]:
         "alphas": _joined(grid.alphas),
         "temper": grid.temper,
         "temperatures": _joined((protocol.low, protocol.high)),
-        **(_masks(protocol) if protocol.ensemble is None else {}),
-        "batch-dim": request.batch_dim,
-        "class-dim": request.class_dim,
         "ignore-index": request.ignore_index,
         "likelihood": request.likelihood,
+        **(_of_model(protocol) if protocol.ensemble is None else {}),
+        **({} if stream is None else dataclasses.asdict(stream)),
+    }
+
+
+def _of_model(protocol: Protocol) -> dict[str, Any]:
+    """Options that samples in files do not have."""
+    request = protocol.request
+    return {
+        **_masks(protocol),
+        "batch-dim": request.batch_dim,
+        "class-dim": request.class_dim,
         "logits": None if request.logits == LOGITS_FUNCTION else request.logits,
         "rates": " ".join(map(shell_word, request.rates)) or None,
         "noise": " ".join(map(shell_word, request.noise)) or None,
-        **({} if stream is None else dataclasses.asdict(stream)),
     }
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from torch import Tensor, nn
+from torch import nn
 
 from afterdrop.errors import AfterdropError, DataError, FileError
 from afterdrop.evaluation.ensemble_models import Model, Views, combined_fingerprint, list_models
@@ -25,10 +25,10 @@ from afterdrop.models.fingerprint import fingerprint
 from afterdrop.run_layout import RunLayout
 from afterdrop.selection.candidate import Candidate, OtherData
 from afterdrop.selection.choice_text import choice_text, headline
+from afterdrop.selection.combined_samples import combine_samples
 from afterdrop.selection.ensemble_gain import EnsembleGain
 from afterdrop.selection.ensemble_predictor import EnsemblePredictor
 from afterdrop.selection.export import Format, export_predictor
-from afterdrop.selection.member_mean import MemberMean
 from afterdrop.selection.predictor import Predictor
 from afterdrop.selection.stream_predictor import StreamPredictor
 from afterdrop.typed_records import read_record
@@ -151,8 +151,21 @@ class Choice:
                 "predictor has fixed weights. Choose on scores without dynamic="
             )
         if self.ensemble is not None:
+            _refuse_options(
+                num_samples=num_samples is not None,
+                per_example=per_example,
+                blocks=blocks != 2,
+                tolerance=tolerance is not None,
+            )
             return self._ensemble_predictor(
-                model, any_weights, views=augment, logits=logits, memory=memory, reset=reset
+                model,
+                any_weights,
+                views=augment,
+                logits=logits,
+                likelihood=likelihood,
+                average=average,
+                memory=memory,
+                reset=reset,
             )
         if not isinstance(model, nn.Module):
             raise DataError(f"model is {type(model).__name__}; this choice is of one model")
@@ -256,28 +269,19 @@ class Choice:
         request = dataclasses.replace(self.request, class_dim=class_dim)
         return EnsemblePredictor(models, self.member, members, request, **options)
 
-    def combine(self, samples: Tensor) -> Tensor:
+    def combine(self, samples: Any) -> Any:
         """The chosen mean of samples of an ensemble that were computed elsewhere.
 
         Args:
             samples: [K, ..., V] log-probabilities or logits, of the samples that were evaluated, in
-                their order.
+                their order; of another likelihood as for `evaluate_samples`. A tensor or an array.
 
         Returns:
-            [..., V] log-probabilities.
+            [..., V] log-probabilities, or what a predictor of the likelihood returns.
         """
         if self.ensemble is None:
             raise DataError("combine is for the choice of an ensemble; use predictor(model)")
-        members = self.ensemble.ensemble
-        if len(samples) != members.num_samples or members.masks is not None:
-            raise DataError(
-                f"samples of shape {tuple(samples.shape)}; give the {members.num_samples} samples "
-                "that were evaluated, along the first dimension"
-            )
-        mean = MemberMean(self.member)
-        alone = slice(members.best, members.best + 1)
-        mean.add(samples[alone] if self.member.deterministic else samples, "the samples")
-        return mean.result()
+        return combine_samples(samples, self.member, self.ensemble.ensemble, self.request)
 
     def test_request(self, split: str, num_samples: int | None = None) -> Request:
         """The request that evaluates the chosen member, beside deterministic, on other data.
@@ -336,6 +340,16 @@ class Choice:
 
     def __str__(self) -> str:
         return choice_text(self)
+
+
+def _refuse_options(**given: bool) -> None:
+    """Refuses options of masks, which the predictor of an ensemble does not have."""
+    for name, found in given.items():
+        if found:
+            raise DataError(
+                f"{name}= is for masks of one model, and this choice is of an ensemble, which "
+                f"predicts with the samples that were evaluated; leave out {name}="
+            )
 
 
 def _file(path: str | Path) -> Path:

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,7 +83,7 @@ class Criterion:
         if callable(by):
             name = getattr(by, "__name__", "function")
             return cls(name, f"of {name}", by)
-        if by not in _LOSSES:
+        if not isinstance(by, str) or by not in _LOSSES:
             raise MemberError(
                 f"by={by!r} must be one of {', '.join(_LOSSES)}, or a function of (scores, member) "
                 "that returns the losses [N] of the targets"
@@ -96,11 +95,25 @@ class Criterion:
         """Losses of the targets that `k` samples would deliver."""
         if self.losses is None:
             return forecast(scores, member, k)
-        found: Any = torch.as_tensor(self.losses(scores, member))
+        returned = self.losses(scores, member)
+        try:
+            found = torch.as_tensor(returned)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise MemberError(
+                f"by={self.name} returned {type(returned).__name__} ({error}); a criterion returns "
+                "a tensor with one loss for each target"
+            ) from error
         if found.shape != scores.targets.shape:
             raise MemberError(
                 f"by={self.name} returned shape {tuple(found.shape)}; a criterion returns one loss "
                 f"for each of the {scores.num_targets} targets"
+            )
+        own = _LOSSES.get(self.name, (None,))[0] is not self.losses
+        if own and bool(found.isnan().any()):
+            raise MemberError(
+                f"by={self.name} returned NaN for {int(found.isnan().sum())} of the "
+                f"{scores.num_targets} targets of {member}; return a number for each, and inf for "
+                "the worst"
             )
         samples = 0 if member.deterministic else scores.num_samples
         return Values(found.double(), None, samples, member=member)

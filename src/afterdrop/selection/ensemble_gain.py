@@ -7,6 +7,7 @@ import math
 
 from afterdrop.evaluation.ensemble import Ensemble
 from afterdrop.evaluation.scores import Scores
+from afterdrop.evaluation.scores.member_bounds import sample_log_likelihoods
 from afterdrop.family.estimates import Estimate, Values, estimate
 from afterdrop.family.member import DET, Member
 
@@ -64,7 +65,7 @@ def ensemble_gain(scores: Scores, ensemble: Ensemble, member: Member) -> Ensembl
         shown = usual if held else scores.members[-1]
     row, _ = scores.index(shown)
     chosen = scores.values(member)
-    alone = Values(-scores.field("sampled", "bound")[row], None, scores.num_samples)
+    alone = Values(-sample_log_likelihoods(scores, row), None, scores.num_samples)
     mean = estimate(alone.minus(chosen), scores.clusters, shared=scores.protocol.shared)
     return EnsembleGain(
         ensemble,

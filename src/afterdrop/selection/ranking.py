@@ -80,6 +80,11 @@ def select(
         >>> choice.ranking[0].difference.value
         0.0
     """
+    if also is not None and not isinstance(also, Mapping):
+        raise MemberError(
+            f"also is {type(also).__name__}; give Scores of other data by name, as in "
+            "also={'noisy': scores}"
+        )
     others = dict(also or {})
     _check_scores(scores, others)
     if prefer not in ("best", "cheapest"):

@@ -24,6 +24,11 @@ def likelihood_name(likelihood: str | ParametricLikelihood) -> str:
         DataError: If it is neither a name nor a likelihood, or has the name of a built-in one.
     """
     if isinstance(likelihood, ParametricLikelihood):
+        if not isinstance(getattr(likelihood, "name", None), str):
+            raise DataError(
+                f"likelihood={type(likelihood).__name__} has no name, by which requests and files "
+                "call it; give the class an attribute such as name = 'poisson'"
+            )
         if likelihood.name in LIKELIHOODS:
             raise DataError(
                 f"likelihood={type(likelihood).__name__} is called {likelihood.name!r}, as one "

@@ -26,10 +26,12 @@ class Temperatures:
     Attributes:
         kept: Of the likelihood.
         samples: Whether each sample is tempered before averaging, or the mean.
+        summaries: Whether distributions are summarised at all.
     """
 
     kept: tuple[float, ...]
     samples: bool
+    summaries: bool = True
 
     @classmethod
     def of(cls, protocol: Protocol) -> Temperatures:
@@ -39,7 +41,7 @@ class Temperatures:
     @property
     def each(self) -> list[tuple[float, bool]]:
         """Each, and whether the distribution is summarised there."""
-        return summarised(self.kept)
+        return [(t, wanted and self.summaries) for t, wanted in summarised(self.kept)]
 
     @property
     def ends(self) -> tuple[float, float]:

@@ -241,12 +241,20 @@ class DensitySums:
         protocol: The evaluation.
         targets: [N].
         group: "sampled", or "quantile" for the means of the samples' quantiles.
+        summaries: Whether to summarise distributions, beside log-likelihoods of the targets.
     """
 
     def __init__(
-        self, kind: ParametricLikelihood, protocol: Protocol, targets: Tensor, group: Group
+        self,
+        kind: ParametricLikelihood,
+        protocol: Protocol,
+        targets: Tensor,
+        group: Group,
+        *,
+        summaries: bool = True,
     ) -> None:
         self.kind, self.protocol, self.targets, self.group = kind, protocol, targets, group
+        self._summaries = summaries
         self._kept: list[Tensor] = []
 
     def add(self, parameters: Tensor) -> None:
@@ -278,7 +286,9 @@ class DensitySums:
         return out
 
     def _rows(self, parameters: Tensor, y: Tensor) -> Results:
-        temperatures = Temperatures.of(self.protocol)
+        temperatures = dataclasses.replace(
+            Temperatures.of(self.protocol), summaries=self._summaries
+        )
         if self.group == "quantile":
             mean = self.kind.quantile_mean(parameters)
             assert mean is not None

@@ -57,6 +57,13 @@ def member_bounds(scores: Scores, member: Member) -> Bounds:
     )
 
 
+def sample_log_likelihoods(scores: Scores, row: int) -> Tensor:
+    """[N] mean_k log p_k(y) at T = 1, of the samples at one multiplier: the bound per target."""
+    if scores.has("sampled", "bound"):
+        return scores.field("sampled", "bound")[row]
+    return interpolated(scores.field("sampled", "bound_at")[row], 1.0, scores.density_nodes)
+
+
 def _minus(first: Tensor, second: Tensor, if_both_infinite: float) -> Tensor:
     """The difference, where −inf − (−inf) is given.
 

@@ -216,7 +216,7 @@ DENSITY: tuple[TensorSpec, ...] = (
         "curve",
         ("sizes", "M", "A", "N"),
         torch.float64,
-        lambda p: _moments(p) and p.plan.blocks > 2,
+        lambda p: _moments(p) and p.plan.blocks > 2 and p.plan.scheme != "given",
     ),
 )
 # Where both have a tensor, its dimensions are the same.

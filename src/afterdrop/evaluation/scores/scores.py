@@ -19,7 +19,7 @@ from afterdrop.evaluation.request import Protocol, Request
 from afterdrop.evaluation.scores import density_metrics, metrics, schema
 from afterdrop.evaluation.scores.curves import Curve
 from afterdrop.evaluation.scores.density_curve import DensityCurve
-from afterdrop.evaluation.scores.member_bounds import member_bounds
+from afterdrop.evaluation.scores.member_bounds import member_bounds, sample_log_likelihoods
 from afterdrop.evaluation.scores.member_curves import (
     check_temper,
     density_curve,
@@ -286,7 +286,7 @@ class Scores:
         elif values.halves is not None and plan.scheme == "given":
             share = 1 / (plan.blocks - 1)
             less = values.whole + share * (values.halves.mean(0) - values.whole)
-            others = [(1, -self.field("sampled", "bound")[self.index(at)[0]])]
+            others = [(1, -sample_log_likelihoods(self, self.index(at)[0]))]
             if plan.num_samples > 2:
                 others.append((plan.num_samples * (1 - 1 / plan.blocks), less))
         elif values.halves is not None:
