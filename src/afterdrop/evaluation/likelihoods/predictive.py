@@ -7,6 +7,7 @@ further dimensions of an argument.
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
@@ -14,9 +15,10 @@ from torch import Tensor
 
 from afterdrop.errors import MemberError
 from afterdrop.evaluation.likelihoods.parametric import ParametricLikelihood
+from afterdrop.evaluation.likelihoods.sample_grids import grid_of, require_precise, stated_error
+from afterdrop.family.grid_distribution import GridDistribution, NumberGrid
 from afterdrop.family.member import Member
-from afterdrop.family.power_mean import log_power_mean
-from afterdrop.family.uniform_grid import GridDistribution, UniformGrid
+from afterdrop.family.power_mean import PowerSums, log_power_mean
 
 Average = Literal["power", "quantile"]
 
@@ -55,6 +57,21 @@ class Predictive:
         self.kind, self.alpha, self.temperature, self._power = kind, alpha, temperature, power
         self.shape = parameters.shape[1:-1]
         self._parameters = parameters.double().flatten(1, -2) if self.shape else parameters.double()
+        if alpha == 0 or len(parameters) == 1:
+            self._use_closed_form()
+
+    def _use_closed_form(self) -> None:
+        """Replaces the samples by their geometric mean, where that has parameters."""
+        temperature = self.temperature / self._power
+        mean = self._parameters[0]
+        if len(self._parameters) > 1:
+            found = self.kind.geometric(self._parameters)
+            if found is None:
+                return
+            mean = found
+        tempered = mean if temperature == 1 else self.kind.tempered(mean, temperature)
+        self.temperature, self._power = (temperature, 1.0) if tempered is None else (1.0, 1.0)
+        self._parameters = (mean if tempered is None else tempered).unsqueeze(0)
 
     @classmethod
     def of(
@@ -88,11 +105,9 @@ class Predictive:
         return cls(kind, samples, member.alpha, member.temperature)
 
     @functools.cached_property
-    def _grid(self) -> UniformGrid:
+    def _grid(self) -> NumberGrid:
         each = 1 / self._power if self._power != 1 else self.temperature
-        ends = min(1.0, each), max(1.0, each)
-        support = self.kind.support(self._parameters, ends)
-        return UniformGrid.over(*support, discrete=self.kind.discrete)
+        return grid_of(self.kind, self._parameters, (min(1.0, each), max(1.0, each)))
 
     @functools.cached_property
     def _lift(self) -> Tensor:
@@ -107,18 +122,32 @@ class Predictive:
             ]
         )
 
-    def _log_mean(self, y: Tensor) -> Tensor:
-        """Log M at y [Q, R], before the temperature of the mean."""
-        lp = [
-            self._power * self.kind.log_prob(p, y) + lift
-            for p, lift in zip(self._parameters, self._lift)
-        ]
-        return log_power_mean(torch.stack(lp), self.alpha)
+    def _samples(self, y: Tensor) -> Iterator[Tensor]:
+        """Log-densities of each sample at y."""
+        for parameters, lift in zip(self._parameters, self._lift):
+            yield self._power * self.kind.log_prob(parameters, y) + lift
 
     @functools.cached_property
-    def _distribution(self) -> tuple[GridDistribution, Tensor]:
-        log_f = self._log_mean(self._grid.points.t()).t() / self.temperature
-        return GridDistribution(self._grid, log_f), self._grid.log_integral(log_f)
+    def _on_grid(self) -> Tensor:
+        """[R, V] log-densities up to a constant."""
+        sums = PowerSums(tuple({self.alpha, 1.0}))
+        for lp in self._samples(self._grid.points.t()):
+            sums.add(lp.t().unsqueeze(0))
+        log_means = sums.log_mean(self.alpha)
+        error = stated_error(self._grid, log_means, sums.log_mean(1.0))
+        require_precise(self.kind, error)
+        return log_means / self.temperature
+
+    @functools.cached_property
+    def _distribution(self) -> GridDistribution:
+        return GridDistribution(self._grid, self._on_grid)
+
+    @functools.cached_property
+    def _log_z(self) -> Tensor:
+        """[R] the logarithms of the integrals: 0 of the arithmetic mean, and of one sample."""
+        if self.temperature == 1 and (self.alpha == 1 or len(self._parameters) == 1):
+            return torch.zeros_like(self._parameters[0, ..., 0])
+        return self._grid.log_integral(self._on_grid)
 
     def _rows(self, value: Tensor | float) -> Tensor:
         """An argument as [Q, R]."""
@@ -136,28 +165,28 @@ class Predictive:
     @property
     def mean(self) -> Tensor:
         """The expected values."""
-        return self._shaped(self._distribution[0].mean)
+        return self._shaped(self._distribution.mean)
 
     @property
     def variance(self) -> Tensor:
         """The variances."""
-        return self._shaped(self._distribution[0].variance)
+        return self._shaped(self._distribution.variance)
 
     def log_prob(self, y: Tensor | float) -> Tensor:
         """Log-densities, or log-probabilities of counts; exact but for the normaliser."""
-        log_z = self._distribution[1]
-        return self._shaped(self._log_mean(self._rows(y)) / self.temperature - log_z)
+        lp = torch.stack(list(self._samples(self._rows(y))))
+        return self._shaped(log_power_mean(lp, self.alpha) / self.temperature - self._log_z)
 
     def cdf(self, y: Tensor | float) -> Tensor:
         """The probability of at most y."""
-        return self._shaped(self._distribution[0].cdf(self._rows(y)))
+        return self._shaped(self._distribution.cdf(self._rows(y)))
 
     def quantile(self, share: Tensor | float) -> Tensor:
         """The number below which the target lies with a probability of `share`."""
         rows = self._rows(share)
         if bool(((rows < 0) | (rows > 1)).any()):
             raise MemberError("quantile needs probabilities from 0 to 1")
-        return self._shaped(self._distribution[0].quantile(rows))
+        return self._shaped(self._distribution.quantile(rows))
 
     def sample(
         self, shape: tuple[int, ...] = (), generator: torch.Generator | None = None

@@ -369,7 +369,10 @@ class Scores:
         return Scores(*density_metrics.quantile_average(self, multiplier))
 
     def quadrature_error(self, member: Member) -> float:
-        """By how much log Z of a member may be off (nats): the largest of all targets."""
+        """By how much log Z of a member may be off (nats): the largest of all targets.
+
+        Integrals that are off by more than 0.01 nats are refused by the evaluation.
+        """
         if member.deterministic or self.protocol.has_classes:
             return 0.0
         return self.field("sampled", "quadrature")[self.index(member)].max().item()
