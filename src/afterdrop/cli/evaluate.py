@@ -7,6 +7,7 @@ import tyro
 from tyro.conf import Positional
 
 from afterdrop.cli.options import (
+    Likelihood,
     OptionalInt,
     OptionalPath,
     OptionalPaths,
@@ -36,7 +37,6 @@ from afterdrop.selection import family_table
 Samples = Annotated[
     int | Literal["auto"] | None, tyro.conf.arg(metavar="INT|auto", help_behavior_hint="")
 ]
-Likelihood = Literal["categorical", "binary", "multilabel", "gaussian", "squared_error"]
 
 
 def evaluate(

@@ -183,6 +183,14 @@ class DensityReading:
 
     def prediction(self, found: Tensor, member: Member, average: Average = "power") -> Predictive:
         """The distribution of a member, from parameters [..., K, P] of its samples."""
+        return Predictive.of(self.kind, *self.samples(found, member), average)
+
+    def samples(self, found: Tensor, member: Member) -> tuple[Tensor, Member]:
+        """Parameters [K, ..., P] from [..., K, P], and the member whose temperature is theirs.
+
+        Raises:
+            DataError: If the noise variance that temperature 1 stands for is not known.
+        """
         temperature = member.temperature
         if self.kind.noise:
             if self.noise_variance is None:
@@ -192,4 +200,4 @@ class DensityReading:
                 )
             temperature *= self.noise_variance
         samples = self.predict(found, "the input").movedim(-2, 0)
-        return Predictive.of(self.kind, samples, member.at_temperature(temperature), average)
+        return samples, member.at_temperature(temperature)

@@ -76,6 +76,10 @@ class ParametricLikelihood(abc.ABC):
         """Parameters of the distribution to the power 1/T, normalised, if it has any."""
         return None
 
+    def moments(self, parameters: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Means and variances [...] of distributions [..., P], if they have a closed form."""
+        return None
+
     def start(self, parameters: Tensor, y: Tensor) -> float:
         """A temperature near the best one, from deterministic parameters [N, P] and targets [N]."""
         return 1.0
@@ -139,6 +143,11 @@ class Gaussian(ParametricLikelihood):
         """T multiplies the variance."""
         mean, variance = parameters.unbind(-1)
         return torch.stack([mean, variance * temperature], -1)
+
+    def moments(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
+        """The parameters themselves."""
+        mean, variance = parameters.unbind(-1)
+        return mean, variance
 
     def start(self, parameters: Tensor, y: Tensor) -> float:
         """The mean of squared errors in units of the variance: the best temperature itself."""

@@ -34,6 +34,7 @@ class Predictive:
         parameters: [K, ..., P] of the samples, at the temperature of the samples.
         alpha: Power of their mean.
         temperature: Of the mean.
+        power: 1/T of each sample, where tempered samples have no parameters.
 
     Attributes:
         shape: The shape of the targets.
@@ -96,13 +97,8 @@ class Predictive:
                     f"average='quantile' is not defined for {kind.name}; use average='power'"
                 )
             samples, member = mean.unsqueeze(0), Member(0.0, 0.0, member.temperature)
-        each = kind.noise or member.temper == "sample" or len(samples) == 1
-        tempered = kind.tempered(samples, member.temperature) if each else None
-        if tempered is not None:
-            return cls(kind, tempered, member.alpha)
-        if each:
-            return cls(kind, samples, member.alpha, power=1 / member.temperature)
-        return cls(kind, samples, member.alpha, member.temperature)
+        parameters, power, temperature = tempered_samples(kind, samples, member)
+        return cls(kind, parameters, member.alpha, temperature, power)
 
     @functools.cached_property
     def _grid(self) -> NumberGrid:
@@ -194,3 +190,27 @@ class Predictive:
         """Draws [*shape, *targets], by the quantiles of uniform numbers."""
         drawn = torch.rand((*shape, *self.shape), dtype=torch.float64, generator=generator)
         return self.quantile(drawn.to(self._parameters.device))
+
+
+def tempered_samples(
+    kind: ParametricLikelihood, samples: Tensor, member: Member
+) -> tuple[Tensor, float, float]:
+    """Samples as a member averages them, from parameters [K, ..., P] as the model gave them.
+
+    Returns:
+        Their parameters, the power to which each is still to be raised (where tempered samples have
+        no parameters), and the temperature of their mean.
+
+    Example:
+        >>> from afterdrop.evaluation.likelihoods.parametric import Gaussian
+        >>> member = Member(1, 1, temperature=2.0, temper="sample")
+        >>> tempered_samples(Gaussian(), torch.tensor([[0.0, 1.0], [0.0, 3.0]]), member)[0]
+        tensor([[0., 2.],
+                [0., 6.]])
+    """
+    if not (kind.noise or member.temper == "sample" or len(samples) == 1):
+        return samples, 1.0, member.temperature
+    tempered = kind.tempered(samples, member.temperature)
+    if tempered is None:
+        return samples, 1 / member.temperature, 1.0
+    return tempered, 1.0, 1.0
