@@ -202,8 +202,28 @@ def test_means_of_quantiles(scores):
     )
     wanted = -normal.log_prob(found.targets).mean().item()
     assert found.quantile_average(0.5).xe(ad.DET).value == pytest.approx(wanted, abs=1e-6)
-    with pytest.raises(ScoresError, match="'gaussian' only"):
+    with pytest.raises(ScoresError, match="'poisson': its likelihood has no `quantile_mean`"):
         scores["poisson"].quantile_average(0.5)
+    with pytest.raises(ScoresError, match="they are its members of alpha 0"):
+        scores["squared_error"].quantile_average(0.5)
+
+
+class Own(Gaussian):
+    """A user's likelihood with means of quantiles, of a model that returns a pair."""
+
+    name = "own"
+
+
+def test_a_users_own_likelihood_may_have_means_of_quantiles(scores, tmp_path):
+    (x, y), *_ = data("gaussian")
+    options = {"grid": GRID, "num_samples": K, "likelihood": Own()}
+    found = ad.evaluate(Heads("gaussian"), [(x, y)], **options)
+    wanted = scores["gaussian"].quantile_average(0.5).values(ad.DET).whole
+    assert found.quantile_average(0.5).values(ad.DET).whole.equal(wanted)
+    for own in (found, scores["poisson"]):
+        own.save(tmp_path / "valid.safetensors")
+        read = ad.Scores.load(tmp_path / "valid.safetensors")
+        assert read.tensors.keys() == own.tensors.keys()
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "squared_error", "poisson"])

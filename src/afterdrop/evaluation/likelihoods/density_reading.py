@@ -172,7 +172,7 @@ class DensityReading:
     ) -> list[Accumulator]:
         """The members, and the means of quantiles where the likelihood has them."""
         sums: list[Accumulator] = [DensitySums(self.kind, protocol, targets, "sampled")]
-        if protocol.request.likelihood == "gaussian":
+        if not self.kind.noise:  # whose mean of quantiles is the member of alpha 0
             sums.append(DensitySums(self.kind, protocol, targets, "quantile"))
         return sums
 

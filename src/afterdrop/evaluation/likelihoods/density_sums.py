@@ -196,8 +196,10 @@ class DensitySums:
         """Blocks are those of the plan."""
 
     def results(self) -> Results:
-        """Per-target results by field."""
+        """Per-target results by field; none of means of quantiles that the likelihood lacks."""
         whole = torch.cat(self._kept).double()
+        if self.group == "quantile" and self.kind.quantile_mean(whole) is None:
+            return {}
         multipliers, count = whole.shape[1:3]
         rows = whole.flatten(1, 2)
         y = self.targets.double().repeat(multipliers)

@@ -364,7 +364,8 @@ class Scores:
 
         A predictor gives this distribution with `average="quantile"`. It is no power mean, so it is
         beside the family: `quantile_average(0.5).crps(DET)` is to be compared with a member's.
-        For the squared error it is the member of alpha 0.
+        For the squared error it is the member of alpha 0; a likelihood of your own has it if it
+        gives `quantile_mean`.
         """
         return Scores(*density_metrics.quantile_average(self, multiplier))
 
