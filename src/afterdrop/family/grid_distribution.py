@@ -9,6 +9,7 @@ Legend: R rows (targets), V points of a grid, Q any dimensions; F a distribution
 from __future__ import annotations
 
 import functools
+import math
 from typing import Protocol
 
 import torch
@@ -122,7 +123,7 @@ class GridDistribution:
 
     def quantile(self, share: Tensor) -> Tensor:
         """The numbers below which Y lies with probability `share` [..., R]."""
-        shares = share.reshape(-1, share.shape[-1]).double()  # [Q, R]
+        shares = share.reshape(math.prod(share.shape[:-1]), share.shape[-1]).double()  # [Q, R]
         last = self.below.shape[-1] - 1
         cell = torch.searchsorted(self.below.contiguous(), shares.t().contiguous()).t()
         if self.grid.discrete:

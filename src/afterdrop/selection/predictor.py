@@ -17,7 +17,7 @@ from afterdrop.evaluation.engines.dispatch import Dispatcher, EngineMaker, opera
 from afterdrop.evaluation.likelihoods.build_likelihood import build_likelihood, likelihood_name
 from afterdrop.evaluation.likelihoods.density_reading import DensityReading
 from afterdrop.evaluation.likelihoods.parametric import ParametricLikelihood
-from afterdrop.evaluation.likelihoods.predictive import Average
+from afterdrop.evaluation.likelihoods.predictive import Average, check_average
 from afterdrop.evaluation.model_inputs import find_or_explain
 from afterdrop.evaluation.request import Request, recorded_place
 from afterdrop.family.member import Grid, Member
@@ -132,6 +132,7 @@ class Predictor(nn.Module):
             noise_variance=noise_variance,
         )
         self._likelihood = build_likelihood(self.request, logits, likelihood)
+        check_average(average, self.request.likelihood)
         self._sites: Sites | None = None
         self._found_on = 0  # the number of examples on which sites were found
         self._by_position = False

@@ -124,7 +124,7 @@ class DensityReading:
         """Every parameter belongs to one target: nothing is in doubt."""
 
     def check_targets(self, targets: Tensor, classes: int, number: int) -> None:
-        """Refuses infinite targets, and fractions of counts."""
+        """Refuses infinite targets, fractions of counts, and what the likelihood calls invalid."""
         valid = targets.flatten()[self.counts(targets)]
         if not bool(valid.isfinite().all()):
             raise DataError(f"batch {number} has infinite targets; give numbers, NaN to ignore")
@@ -132,6 +132,12 @@ class DensityReading:
             raise DataError(
                 f"batch {number} has targets that are not integers, such as "
                 f"{valid[valid != valid.round()][0].item():g}; {self.kind.name} needs counts"
+            )
+
+        if reason := self.kind.why_invalid_targets(valid):
+            raise DataError(
+                f"batch {number} has {reason}, which {self.kind.name} does not allow; correct "
+                "them, or give NaN to ignore them"
             )
 
     def check_output(self, output: Tensor) -> None:

@@ -64,6 +64,10 @@ class ParametricLikelihood(abc.ABC):
         """Why parameters [..., P] are those of no distribution; None if they are fine."""
         return None
 
+    def why_invalid_targets(self, y: Tensor) -> str | None:
+        """Why targets [N] are impossible, as "negative counts"; None if they are fine."""
+        return None
+
     def geometric(self, parameters: Tensor) -> Tensor | None:
         """Parameters [..., P] of the geometric mean of samples [K, ..., P], if it has any."""
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torch import Tensor
 from afterdrop.errors import MemberError
 from afterdrop.evaluation.likelihoods.parametric import ParametricLikelihood
 from afterdrop.evaluation.likelihoods.sample_grids import grid_of, require_precise, stated_error
+from afterdrop.evaluation.request import CLASS_LIKELIHOODS
 from afterdrop.family.grid_distribution import GridDistribution, NumberGrid
 from afterdrop.family.member import Member
 from afterdrop.family.power_mean import PowerSums, log_power_mean
@@ -27,7 +28,7 @@ class Predictive:
     """The distribution of each target.
 
     Numbers are float64. `mean` and `variance` have the shape of the targets; arguments of the
-    methods may have further dimensions before it.
+    methods may have further dimensions before it, and may lack a last dimension of 1.
 
     Args:
         kind: The likelihood.
@@ -149,6 +150,8 @@ class Predictive:
         """An argument as [Q, R]."""
         device = self._parameters.device
         given = torch.as_tensor(value, dtype=torch.float64, device=device)
+        if 0 < given.dim() == len(self.shape) - 1 and (*given.shape, 1) == tuple(self.shape):
+            given = given.unsqueeze(-1)  # [B] targets of a model that returns [B, 1]
         if given.dim() < len(self.shape):
             given = given.expand(self.shape)
         whole = torch.broadcast_shapes(given.shape, self.shape)
@@ -174,14 +177,17 @@ class Predictive:
         return self._shaped(log_power_mean(lp, self.alpha) / self.temperature - self._log_z)
 
     def cdf(self, y: Tensor | float) -> Tensor:
-        """The probability of at most y."""
+        """The probability of at most y; NaN where y is NaN."""
         return self._shaped(self._distribution.cdf(self._rows(y)))
 
     def quantile(self, share: Tensor | float) -> Tensor:
         """The number below which the target lies with a probability of `share`."""
         rows = self._rows(share)
-        if bool(((rows < 0) | (rows > 1)).any()):
-            raise MemberError("quantile needs probabilities from 0 to 1")
+        outside = rows[~((rows >= 0) & (rows <= 1))]
+        if len(outside):
+            raise MemberError(
+                f"share={outside[0].item():g}: a quantile needs probabilities from 0 to 1"
+            )
         return self._shaped(self._distribution.quantile(rows))
 
     def sample(
@@ -190,6 +196,21 @@ class Predictive:
         """Draws [*shape, *targets], by the quantiles of uniform numbers."""
         drawn = torch.rand((*shape, *self.shape), dtype=torch.float64, generator=generator)
         return self.quantile(drawn.to(self._parameters.device))
+
+
+def check_average(average: str, likelihood: str) -> None:
+    """Refuses a kind of average that does not exist, or not for the kind of targets.
+
+    Raises:
+        MemberError: If `average` is unknown, or "quantile" for classes.
+    """
+    if average not in get_args(Average):
+        raise MemberError(f"average={average!r} must be 'power' or 'quantile'")
+    if average == "quantile" and likelihood in CLASS_LIKELIHOODS:
+        raise MemberError(
+            f"average='quantile' is for predicted numbers, and likelihood={likelihood!r} predicts "
+            "classes; use average='power'"
+        )
 
 
 def tempered_samples(
