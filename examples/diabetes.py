@@ -64,6 +64,12 @@ def train(model: Regressor, x: Tensor, y: Tensor, epochs: int) -> None:
     model.eval()
 
 
+def with_error(values: Tensor, digits: int = 4) -> str:
+    """The mean over patients, and its standard error."""
+    error = values.double().std() / len(values) ** 0.5
+    return f"{values.double().mean():.{digits}f} ± {error:.{digits}f}"
+
+
 def picture(path: Path, predicted: Any, targets: Tensor) -> None:
     import matplotlib.pyplot as plt
 
@@ -117,11 +123,22 @@ def main() -> None:
         predict = choice.predictor(model)
         predicted: Any = predict(test[0])  # a distribution, since the targets are numbers
         low, high = predicted.quantile(0.05), predicted.quantile(0.95)
-        inside = ((test[1] >= low) & (test[1] <= high)).double().mean()
+        inside = 100 * ((test[1] >= low) & (test[1] <= high)).double()
+        plain: Any = ad.Predictor(
+            model,
+            ad.DET,
+            likelihood=likelihood,
+            noise_variance=scores.noise_variance if likelihood == "squared_error" else None,
+        )(test[0])
+        nll = -predicted.log_prob(test[1])
+        gain = -plain.log_prob(test[1]) - nll
+        squares = (predicted.mean - test[1]).square()
+        rmse = squares.mean().sqrt()
+        error = squares.std() / len(squares) ** 0.5 / (2 * rmse)
         print(
-            f"On test data: NLL {-predicted.log_prob(test[1]).mean():.4f}, RMSE "
-            f"{(predicted.mean - test[1]).square().mean().sqrt():.4f}, {100 * inside:.0f} % of the "
-            "targets inside intervals of 90 %.\n"
+            f"On test data: NLL {with_error(nll)}, RMSE {rmse:.4f} ± {error:.4f}, "
+            f"{with_error(inside, 0)} % of the targets inside intervals of 90 %.\n"
+            f"Gain over deterministic evaluation: {with_error(gain)} nats.\n"
         )
         try:
             picture(options.out / f"{likelihood}.png", predicted, test[1])

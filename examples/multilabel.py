@@ -40,6 +40,12 @@ def train(model: nn.Module, x: Tensor, y: Tensor, epochs: int) -> None:
     model.eval()
 
 
+def with_error(losses: Tensor) -> str:
+    """The mean of losses [N, labels], and its standard error, of which examples are the unit."""
+    examples = losses.detach().double().mean(-1)
+    return f"{examples.mean():.4f} ± {examples.std() / len(examples) ** 0.5:.4f}"
+
+
 def picture(path: Path, counts: Tensor, gain: Tensor) -> None:
     """The gain [N, labels] by how often a label occurs in training."""
     import matplotlib.pyplot as plt
@@ -96,7 +102,8 @@ def main() -> None:
     chosen = -log_probs.gather(-1, test[1].long().unsqueeze(-1)).squeeze(-1)
     plain = F.binary_cross_entropy_with_logits(model(test[0]), test[1], reduction="none")
     print(
-        f"\nTest cross entropy per label: {chosen.mean():.4f}; of model.eval(): {plain.mean():.4f}"
+        f"\nTest cross entropy per label: {with_error(chosen)}; of model.eval(): "
+        f"{with_error(plain)}; gain {with_error(plain - chosen)}"
     )
     options.out.mkdir(parents=True, exist_ok=True)
     try:

@@ -30,6 +30,8 @@ def test_the_likelihood_is_an_option_of_evaluate(kind, outputs, tmp_path, monkey
     out = tmp_path / "run"
     options = ["--likelihood", kind, "--num-samples", "4", "--multipliers", "0", "1", "--quiet"]
     assert main(["evaluate", f"{name}:model", f"{name}:{kind}", "--out", str(out), *options]) == 0
+    by = "crps" if kind == "squared_error" else "brier"
+    assert main(["select", str(out), "--resamples", "0", "--by", by]) == 0
     assert main(["select", str(out), "--resamples", "0"]) == 0
     run = ad.Run.open(out)
     assert run.scores("valid").request.likelihood == kind

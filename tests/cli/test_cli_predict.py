@@ -36,6 +36,23 @@ class Sum(nn.Module):
     def forward(self, x, y):
         return self.inner(x + y)
 
+class Pair(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 2))
+
+    def forward(self, x):
+        mean, raw = self.net(x).unbind(-1)
+        return mean, raw.exp()
+
+def one_output():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 1))
+
+def numbered():
+    return [(x, x.sum(-1)) for x in inputs().split(8)]
+
 def inputs():
     return torch.randn(20, 6, generator=torch.Generator().manual_seed(1))
 
@@ -205,3 +222,51 @@ def test_time_major_predictions_have_their_examples_first():
     assert table.num_examples == 2
     with pytest.raises(DataError, match="must end with"):
         table.write(Path("a.txt"))
+
+
+NUMBERS = ["prediction", "standard_deviation", "expected_variance", "variance_of_means"]
+
+
+def test_numbers_have_a_mean_and_variances(folder, capsys):
+    arguments = ["predict", "source:Pair", "source:alone", "--likelihood", "gaussian", *OPTIONS]
+    for suffix in ("npz", "csv"):
+        assert main([*arguments, "--out", f"out.{suffix}"]) == 0
+    assert "Mean over 20 examples: standard deviation" in capsys.readouterr().out
+    model, x = resolve_model("source:Pair"), sys.modules["source"].inputs()
+    predict = ad.Predictor(model, ad.AMC, 16, blocks=8, likelihood="gaussian")
+    found, arrays = predict.uncertainty(x), np.load("out.npz")
+    values = found.mean, found.variance.sqrt(), found.expected_variance, found.variance_of_means
+    for name, value in zip(NUMBERS, values):
+        np.testing.assert_allclose(arrays[name], value.numpy(), rtol=1e-5, atol=1e-6)
+    error = found.errors.variance / (2 * found.variance.sqrt())
+    np.testing.assert_allclose(arrays["standard_deviation_error"], error.numpy(), rtol=1e-3)
+    with open("out.csv", newline="") as file:
+        row = next(csv.DictReader(file))
+    errors = [f"{name}_error" for name in NUMBERS]
+    assert sorted(row) == sorted(["example", *NUMBERS, *errors])
+
+
+def test_the_choice_of_a_regression_predicts(folder, capsys):
+    evaluate = ["evaluate", "source:one_output", "source:numbered", "--out", "run", "--quiet"]
+    options = ["--likelihood", "squared_error", "--num-samples", "4", "--multipliers", "0", "1"]
+    assert main([*evaluate, *options]) == 0
+    assert main(["select", "run", "--resamples", "0"]) == 0
+    arguments = ["predict", "source:one_output", "source:alone"]
+    assert main([*arguments, "--choice", "run", "--out", "chosen.npz"]) == 0
+    made = ad.Run.open("run").choice.predictor(resolve_model("source:one_output"))
+    wanted = made(sys.modules["source"].inputs())
+    np.testing.assert_allclose(np.load("chosen.npz")["prediction"], wanted.mean, atol=1e-5)
+    assert main([*arguments, "--likelihood", "squared_error", "--out", "out.npz"]) == 2
+    assert "noise_variance" in capsys.readouterr().err
+    noise = ["--likelihood", "squared_error", "--noise-variance", "0.5"]
+    assert main([*arguments, *noise, "--out", "out.npz"]) == 0
+    np.testing.assert_allclose(np.load("out.npz")["expected_variance"], 0.5)
+
+
+def test_one_logit_is_a_label_if_it_is_said_to_be(folder, capsys):
+    arguments = ["predict", "source:one_output", "source:alone", *OPTIONS, "--out", "out.npz"]
+    assert main(arguments) == 2
+    assert "binary" in capsys.readouterr().err
+    assert main([*arguments, "--likelihood", "binary"]) == 0
+    arrays = np.load("out.npz")
+    assert set(arrays["prediction"].ravel().tolist()) <= {0, 1} and len(arrays["prediction"]) == 20

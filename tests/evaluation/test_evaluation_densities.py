@@ -202,8 +202,28 @@ def test_means_of_quantiles(scores):
     )
     wanted = -normal.log_prob(found.targets).mean().item()
     assert found.quantile_average(0.5).xe(ad.DET).value == pytest.approx(wanted, abs=1e-6)
-    with pytest.raises(ScoresError, match="'gaussian' only"):
+    with pytest.raises(ScoresError, match="'poisson': its likelihood has no `quantile_mean`"):
         scores["poisson"].quantile_average(0.5)
+    with pytest.raises(ScoresError, match="they are its members of alpha 0"):
+        scores["squared_error"].quantile_average(0.5)
+
+
+class Own(Gaussian):
+    """A user's likelihood with means of quantiles, of a model that returns a pair."""
+
+    name = "own"
+
+
+def test_a_users_own_likelihood_may_have_means_of_quantiles(scores, tmp_path):
+    (x, y), *_ = data("gaussian")
+    options = {"grid": GRID, "num_samples": K, "likelihood": Own()}
+    found = ad.evaluate(Heads("gaussian"), [(x, y)], **options)
+    wanted = scores["gaussian"].quantile_average(0.5).values(ad.DET).whole
+    assert found.quantile_average(0.5).values(ad.DET).whole.equal(wanted)
+    for own in (found, scores["poisson"]):
+        own.save(tmp_path / "valid.safetensors")
+        read = ad.Scores.load(tmp_path / "valid.safetensors")
+        assert read.tensors.keys() == own.tensors.keys()
 
 
 @pytest.mark.parametrize("kind", ["gaussian", "squared_error", "poisson"])
@@ -294,6 +314,18 @@ def test_targets_that_are_nan_do_not_count():
     assert found.num_targets == N - 1 and found.examples.tolist() == [0, 1, 3, 4, 5, 6, 7, 8]
 
 
+@pytest.mark.parametrize("kind", ["gaussian", "squared_error", "poisson"])
+def test_a_batch_without_any_target_adds_nothing(scores, kind):
+    (x, y), *_ = data(kind)
+    likelihood = Poisson() if kind == "poisson" else kind
+    options = {"grid": GRID, "num_samples": K, "likelihood": likelihood}
+    found = ad.evaluate(Heads(kind), [(x, y), (x, y * float("nan"))], **options)
+    for name, tensor in scores[kind].tensors.items():
+        assert torch.allclose(found.tensors[name], tensor, rtol=1e-4, atol=1e-5), name
+    first = ad.evaluate(Heads(kind), [(x, y * float("nan")), (x, y)], **options)
+    assert first.num_targets == N and first.examples.min() == N
+
+
 @pytest.mark.parametrize("shape", [(N, 1), (N, 2)])
 def test_several_numbers_per_example(shape):
     torch.manual_seed(0)
@@ -321,6 +353,48 @@ def test_what_cannot_be_read_is_refused(change, message):
     model = Heads(options.pop("kind", "gaussian"))
     with pytest.raises(DataError, match=message):
         ad.evaluate(model, data("gaussian"), **options)
+
+
+def test_targets_may_lack_a_last_dimension_of_one():
+    """As `evaluate` takes them."""
+    net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+    (x, y), *_ = data("squared_error")
+    options = {"likelihood": "squared_error", "noise_variance": 1.0}
+    made = ad.Predictor(net, ad.AMC, 4, **options)(x)
+    assert made.mean.shape == (N, 1)
+    for method in (made.log_prob, made.cdf):
+        assert method(y).shape == (N, 1) and torch.equal(method(y), method(y.unsqueeze(-1)))
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "poisson"])
+def test_nan_has_no_quantile_and_no_probability(kind):
+    options = {"likelihood": Poisson() if kind == "poisson" else kind}
+    made = ad.Predictor(Heads(kind), ad.AMC, 4, **options)(data(kind)[0][0])
+    y = torch.ones(N)
+    y[2] = float("nan")
+    for found in (made.cdf(y), made.log_prob(y)):
+        assert found.isnan().nonzero().flatten().tolist() == [2]
+    for share in (float("nan"), 1.5):
+        with pytest.raises(MemberError, match=r"share=(nan|1.5): a quantile needs probabilities"):
+            made.quantile(share)
+
+
+def test_averages_that_do_not_exist_are_refused():
+    net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+    with pytest.raises(MemberError, match="average='foo' must be 'power' or 'quantile'"):
+        ad.Predictor(Heads("gaussian"), ad.AMC, 4, likelihood="gaussian", average="foo")
+    with pytest.raises(MemberError, match="likelihood='categorical' predicts classes"):
+        ad.Predictor(net, ad.AMC, 4, average="quantile")
+    batches = [(torch.randn(8, 4), torch.randint(3, (8,)))]
+    scores = ad.evaluate(net, batches, grid=ad.Grid((0, 1), (0, 1)), num_samples=4)
+    with pytest.raises(MemberError, match="predicts classes"):
+        ad.select(scores, folds=0, resamples=0).predictor(net, average="quantile")
+
+
+def test_counts_below_zero_are_refused_by_their_likelihood():
+    (x, y), *_ = data("poisson")
+    with pytest.raises(DataError, match="negative counts, which poisson does not allow"):
+        ad.evaluate(Heads("poisson"), [(x, y - 5)], likelihood=Poisson(), num_samples=4)
 
 
 def test_fractions_are_no_counts():

@@ -16,6 +16,10 @@ class Poisson(ad.ParametricLikelihood):
         inside = y * log_rate - log_rate.exp() - torch.lgamma(y.clamp_min(0) + 1)
         return inside.masked_fill(y < 0, float("-inf"))
 
+    def why_invalid_targets(self, y):
+        """Counts are not negative."""
+        return "negative counts" if bool((y < 0).any()) else None
+
     def support(self, parameters, temperatures):
         rate = parameters[..., 0].exp().amax(0) * max(1.0, temperatures[1])
         high = rate + 10 * rate.sqrt() + 30

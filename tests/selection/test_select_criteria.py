@@ -215,3 +215,43 @@ def test_numbers_and_labels_have_their_criteria(by, likelihood, heads):
         expected = getattr(scores, by)(candidate.member).value
         assert candidate.xe == pytest.approx(expected, rel=1e-6)
     assert choice.ranking[0].xe == min(candidate.xe for candidate in choice.ranking)
+
+
+@pytest.mark.parametrize("scale", [0.01, 1.0, 10.0, 1000.0])
+def test_crps_chooses_a_noise_variance_at_any_scale_of_the_targets(scale):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(3, 16), torch.nn.ReLU(), torch.nn.Dropout(0.5))
+    net.extend([torch.nn.Linear(16, 1), torch.nn.Flatten(0)])
+    x = torch.randn(60, 3)
+    scores = ad.evaluate(
+        net, [(x, scale * x.sum(-1))], grid=GRID, likelihood="squared_error", num_samples=4
+    )
+    choice = ad.select(scores, by="crps", resamples=10)
+    for candidate in choice.ranking:
+        assert candidate.xe == pytest.approx(scores.crps(candidate.member).value, rel=1e-6)
+        by_xe = scores.crps(scores.fit(candidate.member).member).value
+        assert not candidate.tuned or candidate.xe <= by_xe * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("likelihood", ["squared_error", "gaussian", "categorical"])
+def test_temperatures_of_a_criterion_lie_in_a_bracket_that_was_asked_for(likelihood):
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.4), torch.nn.Linear(8, 2))
+    x = torch.randn(40, 4)
+    heads = {
+        "squared_error": lambda out: out[:, 0],
+        "gaussian": lambda out: (out[:, 0], out[:, 1].exp()),
+        "categorical": lambda out: out,
+    }
+    targets = torch.randint(2, (40,)) if likelihood == "categorical" else torch.randn(40)
+    scores = ad.evaluate(
+        net,
+        [(x, targets)],
+        grid=ad.Grid((0, 1), (0, 1)),
+        num_samples=4,
+        likelihood=likelihood,
+        logits=heads[likelihood],
+        temperatures=(0.7, 2.1),
+    )
+    by = "brier" if likelihood == "categorical" else "crps"
+    assert ad.select(scores, by=by, folds=0, resamples=0).by == by

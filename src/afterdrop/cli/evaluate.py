@@ -7,6 +7,7 @@ import tyro
 from tyro.conf import Positional
 
 from afterdrop.cli.options import (
+    Likelihood,
     OptionalInt,
     OptionalPath,
     OptionalPaths,
@@ -52,7 +53,6 @@ _OF_SAMPLES = (
     "overwrite",
     "quiet",
 )
-Likelihood = Literal["categorical", "binary", "multilabel", "gaussian", "squared_error"]
 
 
 def evaluate(

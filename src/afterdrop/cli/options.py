@@ -5,7 +5,7 @@ import inspect
 import math
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import tyro
 
@@ -25,6 +25,8 @@ OptionalFloat = Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_beha
 OptionalRange = Annotated[
     tuple[float, float] | None, tyro.conf.arg(metavar="LOW HIGH", help_behavior_hint="")
 ]
+
+Likelihood = Literal["categorical", "binary", "multilabel", "gaussian", "squared_error"]
 
 
 def checked(verb: Callable[..., int | None]) -> Callable[..., int | None]:

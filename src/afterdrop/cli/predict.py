@@ -10,6 +10,7 @@ from torch import nn
 from tyro.conf import Positional
 
 from afterdrop.cli.options import (
+    Likelihood,
     OptionalFloat,
     OptionalInt,
     OptionalPath,
@@ -49,6 +50,8 @@ def predict(
     batch_dim: int = 0,
     class_dim: OptionalInt = None,
     logits: OptionalText = None,
+    likelihood: Likelihood = "categorical",
+    noise_variance: OptionalFloat = None,
     device: OptionalText = None,
     overwrite: bool = False,
 ) -> None:
@@ -56,7 +59,9 @@ def predict(
 
     Writes the predicted class, its confidence, the entropy and the mutual information of each
     example to a npz, csv or jsonl file, with standard errors from the number of mask samples. For
-    members without mutual information, a column "disagreement" takes its place.
+    members without mutual information, a column "disagreement" takes its place. Where a model
+    predicts numbers, the columns are the mean, the standard deviation, the mean of the samples'
+    variances and the variance of their means.
 
     The member is the choice of RUN, or of --choice; or, without one, the plain mean at the trained
     rates (Monte Carlo dropout), unless --alpha, --multiplier or --temperature say otherwise.
@@ -65,6 +70,7 @@ def predict(
       afterdrop predict runs/digits test --out predictions.csv
       afterdrop predict mymodel:load_model mymodel:new_data --choice runs/mine --out new.npz
       afterdrop predict mymodel:load_model mymodel:images --unlabelled --out new.jsonl
+      afterdrop predict mymodel:regressor mymodel:new_data --likelihood gaussian --out new.csv
 
     Args:
         model: A run folder of afterdrop train; or the import path of a module or of a function
@@ -87,6 +93,8 @@ def predict(
         batch_dim: Batch dimension of inputs and logits, without a choice.
         class_dim: Class dimension of the logits, without a choice.
         logits: Index or key of the logits in the model's output, without a choice.
+        likelihood: The kind of targets, as for afterdrop evaluate, without a choice.
+        noise_variance: Of squared_error: the noise variance of temperature 1, without a choice.
         device: Runs: where the model runs; a GPU if there is one.
         overwrite: Replace an existing file.
     """
@@ -113,6 +121,8 @@ def predict(
             batch_dim=batch_dim,
             class_dim=class_dim,
             logits=logits_place(logits),
+            likelihood=likelihood,
+            noise_variance=noise_variance,
             blocks=blocks,
         )
     table = _predict(predictor, found, batch_size, unlabelled)
@@ -156,7 +166,9 @@ def _predict(
     predictor: Predictor, found: Iterable[Any], batch_size: int | None, unlabelled: bool
 ) -> PredictionTable:
     request = predictor.request
-    class_dim = -1 if request.class_dim is None else request.class_dim
+    class_dim = request.class_dim
+    if class_dim is None or request.likelihood != "categorical":
+        class_dim = -1
     table = PredictionTable(request.batch_dim, class_dim)
     device = next((p.device for p in predictor.parameters()), torch.device("cpu"))
     _, stream, _ = open_batches(found, batch_size)

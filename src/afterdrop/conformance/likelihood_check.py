@@ -17,11 +17,11 @@ import abc
 import torch
 from torch import Tensor
 
-from afterdrop.evaluation.likelihoods.density_summaries import grid_of
 from afterdrop.evaluation.likelihoods.parametric import ParametricLikelihood
 from afterdrop.evaluation.likelihoods.predictive import Predictive
+from afterdrop.evaluation.likelihoods.sample_grids import grid_of
+from afterdrop.family.grid_distribution import GridDistribution
 from afterdrop.family.power_mean import log_power_mean
-from afterdrop.family.uniform_grid import GridDistribution
 
 ALPHAS = (0.0, 0.3, 0.5, 1.0)
 TEMPERATURES = (0.5, 1.0, 2.0)

@@ -79,8 +79,7 @@ def headline(outcome: Outcome, unit: str) -> str:
         )
     found, _ = outcome.evidence
     scores = outcome.scores if outcome.test is None else outcome.test
-    change = 100 * math.expm1(found.value)
-    makes = "makes" if abs(found.value) >= 2 * found.error else "may make"
+    clear = abs(found.value) >= 2 * found.error
     what = f"{describe(outcome.member, outcome.num_samples, outcome.ensemble)},"
     than = "deterministic evaluation of the same weights"
     if outcome.ensemble is not None:
@@ -88,13 +87,9 @@ def headline(outcome: Outcome, unit: str) -> str:
     elif outcome.member.deterministic:
         what = f"dropout switched off and temperature {outcome.member.temperature:.3g}"
         than = "temperature 1 of the same weights"
-    much = f"{abs(change):.1f} %" if abs(change) >= 0.05 else "less than 0.1 %"
-    text = (
-        f"Predicting with {what} {makes} the correct answer {much} "
-        f"{'more' if change >= 0 else 'less'} probable (geometric mean over targets) than "
-        f"{than}."
-    )
-    if makes == "may make":
+    effect = _more_probable if scores.protocol.has_classes else _higher_density
+    text = f"Predicting with {what} {effect(found.value, clear)} {than}."
+    if not clear:
         text += " The difference may be due to chance."
     if unit == "word":
         at_k = scores.xe(outcome.member).at(outcome.num_samples)
@@ -102,6 +97,35 @@ def headline(outcome: Outcome, unit: str) -> str:
         split = split_name(scores.split)
         text += f" Perplexity on {split} data changes from {before:.2f} to {after:.2f}."
     return text
+
+
+def _more_probable(gain: float, clear: bool) -> str:
+    """What a gain in nats means for classes.
+
+    Example:
+        >>> _more_probable(0.01, True)
+        'makes the correct answer 1.0 % more probable (geometric mean over targets) than'
+    """
+    change = 100 * math.expm1(gain)
+    much = f"{abs(change):.1f} %" if abs(change) >= 0.05 else "less than 0.1 %"
+    return (
+        f"{'makes' if clear else 'may make'} the correct answer {much} "
+        f"{'more' if change >= 0 else 'less'} probable (geometric mean over targets) than"
+    )
+
+
+def _higher_density(gain: float, clear: bool) -> str:
+    """What a gain in nats means for numbers, whose densities are not probabilities.
+
+    Example:
+        >>> _higher_density(-0.5, False)
+        'may lower the log-density of the targets by 0.5000 nats on average, compared with'
+    """
+    verb = "raise" if gain >= 0 else "lower"
+    return (
+        f"{f'{verb}s' if clear else f'may {verb}'} the log-density of the targets by "
+        f"{number(abs(gain))} nats on average, compared with"
+    )
 
 
 def verdict(found: Estimate, above: str = "gain", below: str = "loss") -> str:

@@ -88,12 +88,19 @@ def summary_section(outcome: Outcome, unit: str) -> Section:
     members = shown_members(outcome)
     section = Section("chosen", "The chosen member")
     what = "masks" if outcome.ensemble is None else "samples"
+    loss = (
+        "Cross entropy (XE) is the mean of −log p(correct answer) in nats; lower is better, and a "
+        "decrease of 0.01 makes the correct answer 1 % more probable."
+    )
+    if not outcome.scores.protocol.has_classes:
+        loss = (
+            "The negative log-likelihood (NLL) is the mean of −log p(target) in nats, where p is a "
+            "density; lower is better, and it may be negative."
+        )
     section.paragraphs.append(
         "Predictions are made with "
-        f"{describe(outcome.member, outcome.num_samples, outcome.ensemble)}. Cross entropy (XE) is "
-        "the mean of −log p(correct answer) in nats; lower is better, and a decrease of 0.01 makes "
-        "the correct answer 1 % more probable. ± is one standard error, which accounts for both "
-        f"the {what} and the data."
+        f"{describe(outcome.member, outcome.num_samples, outcome.ensemble)}. {loss} ± is one "
+        f"standard error, which accounts for both the {what} and the data."
     )
     section.tables.append(_summary(outcome.scores, members, outcome.member, unit))
     if outcome.ensemble is not None:

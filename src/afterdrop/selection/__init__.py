@@ -3,6 +3,7 @@
 from afterdrop.selection.candidate import Candidate as Candidate
 from afterdrop.selection.choice import Choice as Choice
 from afterdrop.selection.ensemble_predictor import EnsemblePredictor as EnsemblePredictor
+from afterdrop.selection.number_uncertainty import NumberUncertainty as NumberUncertainty
 from afterdrop.selection.predictor import Predictor as Predictor
 from afterdrop.selection.ranking import select as select
 from afterdrop.selection.stream_predictor import StreamPredictor as StreamPredictor

@@ -12,7 +12,7 @@ from torch import nn
 from afterdrop.errors import AfterdropError, DataError, FileError
 from afterdrop.evaluation.ensemble_models import Model, Views, combined_fingerprint, list_models
 from afterdrop.evaluation.likelihoods.parametric import ParametricLikelihood
-from afterdrop.evaluation.likelihoods.predictive import Average
+from afterdrop.evaluation.likelihoods.predictive import Average, check_average
 from afterdrop.evaluation.request import Request
 from afterdrop.family.estimates import Estimate
 from afterdrop.family.member import Grid, Member
@@ -150,6 +150,7 @@ class Choice:
                 "this choice was made with dynamic evaluation, whose weights follow a text; a "
                 "predictor has fixed weights. Choose on scores without dynamic="
             )
+        check_average(average, self.request.likelihood)
         if self.ensemble is not None:
             _refuse_options(
                 num_samples=num_samples is not None,

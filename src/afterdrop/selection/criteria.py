@@ -27,10 +27,12 @@ from afterdrop.evaluation.scores.metrics import brier_losses
 from afterdrop.family.calibration import calibration_residuals
 from afterdrop.family.estimates import Values, cluster_sums
 from afterdrop.family.member import Member
+from afterdrop.family.temperature import Nodes
 
 Losses = Callable[[Scores, Member], Tensor]
 WORST = 1e30  # what an infinite loss counts as in sums over some examples
-_TEMPERATURES = 17  # of the grid, from 1/4 to 4 times the middle of the bracket
+_TEMPERATURES = 17  # of the grid
+_REACH = 4.0  # from the middle of the bracket divided by this to the middle times this
 
 
 def _errors(scores: Scores, member: Member) -> Tensor:
@@ -149,10 +151,18 @@ class Criterion:
         fitted = scores.fit(member).member.temperature
         if self.name == "accuracy" and member.temper == "mean":
             return [fitted]
-        middle = (scores.protocol.low * scores.protocol.high) ** 0.5
-        reach = 4.0 if member.temper == "mean" else 2.0
+        nodes = _nodes(scores, member)
+        middle = (nodes.low * nodes.high) ** 0.5
+        reach = min(_REACH, (nodes.high / nodes.low) ** 0.5)
         steps = [2 * i / (_TEMPERATURES - 1) - 1 for i in range(_TEMPERATURES)]
         return [fitted, *(middle * reach**step for step in steps)]
+
+
+def _nodes(scores: Scores, member: Member) -> Nodes:
+    """The temperatures at which a member is known; of a noise variance, relative to T = 1."""
+    if not scores.protocol.has_classes:
+        return scores.density_nodes
+    return scores.protocol.nodes if member.temper == "mean" else scores.protocol.sample_nodes
 
 
 def weighted_means(values: Tensor, clusters: Tensor, weights: Tensor) -> Tensor:

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from afterdrop.errors import DataError
 from afterdrop.files import write_atomic
+from afterdrop.selection.number_uncertainty import NumberUncertainty
 from afterdrop.selection.uncertainty import Uncertainty, has_mutual_information
 
 SUFFIXES = (".npz", ".csv", ".jsonl")
@@ -40,7 +42,8 @@ class PredictionTable:
 
     Columns are `prediction` (the class), `confidence`, `entropy` and `mutual_information`, or
     `disagreement` where mutual information does not exist, the last three each with its standard
-    error from the number of masks.
+    error from the number of masks. Of numbers they are `prediction` (the mean),
+    `standard_deviation`, `expected_variance` and `variance_of_means`, each with its standard error.
 
     Args:
         batch_dim: Batch dimension of the logits.
@@ -64,20 +67,14 @@ class PredictionTable:
         self.batch_dim, self.class_dim = batch_dim, class_dim
         self._batches: list[dict[str, np.ndarray[Any, Any]]] = []
 
-    def add(self, found: Uncertainty) -> None:
+    def add(self, found: Uncertainty | NumberUncertainty) -> None:
         """Adds the examples of a batch."""
-        name = "mutual_information" if has_mutual_information(found.member) else "disagreement"
-        columns = {"prediction": found.log_probs.argmax(self.class_dim)}
-        for column, field in (
-            ("confidence", "confidence"),
-            ("entropy", "predictive_entropy"),
-            (name, "disagreement"),
-        ):
-            columns[column] = getattr(found, field)
-            if found.errors is not None:
-                columns[f"{column}_error"] = getattr(found.errors, field)
+        if isinstance(found, NumberUncertainty):
+            columns = _number_columns(found)
+        else:
+            columns = _class_columns(found, self.class_dim)
         # Logits [B, V] of time-major inputs have no time, so their examples come first.
-        at = self.batch_dim if found.confidence.dim() > self.batch_dim else 0
+        at = self.batch_dim if columns["prediction"].dim() > self.batch_dim else 0
         self._batches.append({k: v.movedim(at, 0).cpu().numpy() for k, v in columns.items()})
 
     @property
@@ -140,3 +137,33 @@ class PredictionTable:
         }
         np.savez_compressed(file, **arrays)
         return file.getvalue()
+
+
+def _class_columns(found: Uncertainty, class_dim: int) -> dict[str, Tensor]:
+    name = "mutual_information" if has_mutual_information(found.member) else "disagreement"
+    columns = {"prediction": found.log_probs.argmax(class_dim)}
+    for column, field in (
+        ("confidence", "confidence"),
+        ("entropy", "predictive_entropy"),
+        (name, "disagreement"),
+    ):
+        columns[column] = getattr(found, field)
+        if found.errors is not None:
+            columns[f"{column}_error"] = getattr(found.errors, field)
+    return columns
+
+
+def _number_columns(found: NumberUncertainty) -> dict[str, Tensor]:
+    deviation, errors = found.variance.sqrt(), found.errors
+    columns: dict[str, Tensor] = {}
+    for column, field in (
+        ("prediction", "mean"),
+        ("standard_deviation", "variance"),
+        ("expected_variance", "expected_variance"),
+        ("variance_of_means", "variance_of_means"),
+    ):
+        scale = 0.5 / deviation if field == "variance" else 1.0  # of the root of the variance
+        columns[column] = deviation if field == "variance" else getattr(found, field)
+        if errors is not None:
+            columns[f"{column}_error"] = scale * getattr(errors, field)
+    return columns

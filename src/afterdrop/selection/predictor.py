@@ -17,7 +17,7 @@ from afterdrop.evaluation.engines.dispatch import Dispatcher, EngineMaker, opera
 from afterdrop.evaluation.likelihoods.build_likelihood import build_likelihood, likelihood_name
 from afterdrop.evaluation.likelihoods.density_reading import DensityReading
 from afterdrop.evaluation.likelihoods.parametric import ParametricLikelihood
-from afterdrop.evaluation.likelihoods.predictive import Average
+from afterdrop.evaluation.likelihoods.predictive import Average, check_average
 from afterdrop.evaluation.model_inputs import find_or_explain
 from afterdrop.evaluation.request import Request, recorded_place
 from afterdrop.family.member import Grid, Member
@@ -27,8 +27,9 @@ from afterdrop.masks.sites import Sites, find_sites
 from afterdrop.masks.uniforms import Plan, Scheme
 from afterdrop.selection.example_keys import input_hashes, rows_interact
 from afterdrop.selection.member_mean import Collector, KeptParameters, KeptSamples, MemberMean
+from afterdrop.selection.number_uncertainty import number_uncertainty, sample_parameters
 from afterdrop.selection.prediction_engine import PredictionEngine
-from afterdrop.selection.uncertainty import Uncertainty, UncertaintySums, certain
+from afterdrop.selection.uncertainty import UncertaintySums, certain
 
 
 class Predictor(nn.Module):
@@ -131,6 +132,7 @@ class Predictor(nn.Module):
             noise_variance=noise_variance,
         )
         self._likelihood = build_likelihood(self.request, logits, likelihood)
+        check_average(average, self.request.likelihood)
         self._sites: Sites | None = None
         self._found_on = 0  # the number of examples on which sites were found
         self._by_position = False
@@ -158,18 +160,19 @@ class Predictor(nn.Module):
         found = self._run((inputs, kwargs), MemberMean)
         return self._likelihood.prediction(found, self.member)
 
-    def uncertainty(self, *inputs: Any, **kwargs: Any) -> Uncertainty:
+    def uncertainty(self, *inputs: Any, **kwargs: Any) -> Any:
         """How uncertain the predictions for the inputs are, with standard errors from the masks.
 
-        The samples are not kept: memory does not grow with their number.
+        Samples of classes are not kept: memory does not grow with their number.
 
         Args:
             *inputs: Positional inputs of the model.
             **kwargs: Keyword inputs of the model.
 
         Returns:
-            Log-probabilities, confidence, entropies, disagreement (the mutual information of a
-            plain mean) and variance.
+            An `Uncertainty`: log-probabilities, confidence, entropies, disagreement (the mutual
+            information of a plain mean) and variance. Of numbers a `NumberUncertainty`: mean,
+            variance, expected variance (aleatoric) and variance of the means (epistemic).
 
         Example:
             >>> net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
@@ -178,7 +181,12 @@ class Predictor(nn.Module):
             >>> torch.allclose(found.predictive_entropy, entropy, atol=1e-5)
             True
         """
-        self._require_classes("uncertainty")
+        if isinstance(self._likelihood, DensityReading):
+            with torch.no_grad():
+                found = self._run((inputs, kwargs), KeptParameters)
+            spans = () if self.member.deterministic else self.request.plan.spans
+            reading = self._likelihood
+            return number_uncertainty(reading, found, self.member, self.average, spans)
         with torch.no_grad():
             found = self._run((inputs, kwargs), UncertaintySums)
             if isinstance(found, Tensor):
@@ -186,10 +194,11 @@ class Predictor(nn.Module):
         return found.classes_at(self._class_dim)
 
     def samples(self, *inputs: Any, **kwargs: Any) -> Tensor:
-        """Log-probabilities of every mask sample, [K, B, ..., V].
+        """Log-probabilities of every mask sample, [K, B, ..., V]; of numbers, their parameters.
 
-        These are what the member averages: tempered if it tempers samples. `stream_samples` gives
-        them chunk by chunk, where all of them together are too large.
+        These are what the member averages: tempered if it tempers samples. The parameters of
+        "gaussian" and "squared_error" are means and variances [K, B, ..., 2], in float64.
+        `stream_samples` gives them chunk by chunk, where all of them together are too large.
 
         Args:
             *inputs: Positional inputs of the model.
@@ -208,25 +217,27 @@ class Predictor(nn.Module):
 
     def stream_samples(self, *inputs: Any, **kwargs: Any) -> Iterator[Tensor]:
         """Yields what `samples` returns in chunks of samples [S, B, ..., V], in order."""
-        self._require_classes("samples")
         arguments = inputs, kwargs
+        reading = self._likelihood if isinstance(self._likelihood, DensityReading) else None
         at = self._class_dim + (self._class_dim >= 0)
         if self.member.deterministic:
-            yield self(*inputs, **kwargs)[None]
+            if reading is None:
+                yield self(*inputs, **kwargs)[None]
+            else:
+                with torch.no_grad():
+                    found = self._run(arguments, KeptParameters)
+                yield sample_parameters(reading, found, self.member)
             return
         plan, start = self.request.plan, 0
         while start < plan.num_samples:  # each step takes the model, and gives it back
             with torch.no_grad():
-                found = self._run(arguments, KeptSamples, start)
+                found = self._run(
+                    arguments, KeptSamples if reading is None else KeptParameters, start
+                )
+            if reading is not None:
+                found = sample_parameters(reading, found, self.member)
             start += len(found)
-            yield found.movedim(-1, at)
-
-    def _require_classes(self, what: str) -> None:
-        if isinstance(self._likelihood, DensityReading):
-            raise MemberError(
-                f"{what} is known for classes, not for likelihood={self.request.likelihood!r}; "
-                "call the predictor for a distribution, whose variance is its uncertainty"
-            )
+            yield found.movedim(-1, at) if reading is None else found
 
     @property
     def depends_on_batch(self) -> bool:

@@ -124,7 +124,7 @@ class DensityReading:
         """Every parameter belongs to one target: nothing is in doubt."""
 
     def check_targets(self, targets: Tensor, classes: int, number: int) -> None:
-        """Refuses infinite targets, and fractions of counts."""
+        """Refuses infinite targets, fractions of counts, and what the likelihood calls invalid."""
         valid = targets.flatten()[self.counts(targets)]
         if not bool(valid.isfinite().all()):
             raise DataError(f"batch {number} has infinite targets; give numbers, NaN to ignore")
@@ -132,6 +132,12 @@ class DensityReading:
             raise DataError(
                 f"batch {number} has targets that are not integers, such as "
                 f"{valid[valid != valid.round()][0].item():g}; {self.kind.name} needs counts"
+            )
+
+        if reason := self.kind.why_invalid_targets(valid):
+            raise DataError(
+                f"batch {number} has {reason}, which {self.kind.name} does not allow; correct "
+                "them, or give NaN to ignore them"
             )
 
     def check_output(self, output: Tensor) -> None:
@@ -172,7 +178,7 @@ class DensityReading:
     ) -> list[Accumulator]:
         """The members, and the means of quantiles where the likelihood has them."""
         sums: list[Accumulator] = [DensitySums(self.kind, protocol, targets, "sampled")]
-        if protocol.request.likelihood == "gaussian":
+        if not self.kind.noise:  # whose mean of quantiles is the member of alpha 0
             sums.append(DensitySums(self.kind, protocol, targets, "quantile"))
         return sums
 
@@ -183,6 +189,14 @@ class DensityReading:
 
     def prediction(self, found: Tensor, member: Member, average: Average = "power") -> Predictive:
         """The distribution of a member, from parameters [..., K, P] of its samples."""
+        return Predictive.of(self.kind, *self.samples(found, member), average)
+
+    def samples(self, found: Tensor, member: Member) -> tuple[Tensor, Member]:
+        """Parameters [K, ..., P] from [..., K, P], and the member whose temperature is theirs.
+
+        Raises:
+            DataError: If the noise variance that temperature 1 stands for is not known.
+        """
         temperature = member.temperature
         if self.kind.noise:
             if self.noise_variance is None:
@@ -192,4 +206,4 @@ class DensityReading:
                 )
             temperature *= self.noise_variance
         samples = self.predict(found, "the input").movedim(-2, 0)
-        return Predictive.of(self.kind, samples, member.at_temperature(temperature), average)
+        return samples, member.at_temperature(temperature)

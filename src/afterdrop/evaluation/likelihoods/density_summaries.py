@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from afterdrop.evaluation.likelihoods.parametric import ParametricLikelihood
+from afterdrop.evaluation.likelihoods.sample_grids import grid_of
 from afterdrop.evaluation.request import Protocol
 from afterdrop.evaluation.scores.schema import Results, summarised
-from afterdrop.family.uniform_grid import GridDistribution, UniformGrid
+from afterdrop.family.grid_distribution import GridDistribution, NumberGrid
 
 _WIDTHS = {"width50_at": (0.25, 0.75), "width90_at": (0.05, 0.95)}
 EXACT = (1.0, 1.0)  # lowest and highest temperature where nothing is tempered
@@ -68,7 +69,7 @@ def single_results(
     """
     nll, kept = [], []
     ends = min(t for t, _ in applied), max(t for t, _ in applied)
-    wide: tuple[UniformGrid, Tensor] | None = None
+    wide: tuple[NumberGrid, Tensor] | None = None
     for temperature, wanted in applied:
         closed = parameters if temperature == 1 else kind.tempered(parameters, temperature)
         if closed is not None:
@@ -87,17 +88,10 @@ def single_results(
 
 def on_grid(
     kind: ParametricLikelihood, parameters: Tensor, ends: tuple[float, float]
-) -> tuple[UniformGrid, Tensor]:
+) -> tuple[NumberGrid, Tensor]:
     """The grid of one distribution [R, P], and its log-density there."""
     grid = grid_of(kind, parameters.unsqueeze(0), ends)
     return grid, kind.log_prob(parameters.unsqueeze(-2), grid.points)
-
-
-def grid_of(
-    kind: ParametricLikelihood, parameters: Tensor, ends: tuple[float, float]
-) -> UniformGrid:
-    """A grid that covers samples [K, R, P] at temperatures between `ends`."""
-    return UniformGrid.over(*kind.support(parameters, ends), discrete=kind.discrete)
 
 
 def summary(found: GridDistribution, y: Tensor) -> Results:

@@ -14,7 +14,7 @@ a target then covers every sample.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -23,87 +23,24 @@ from afterdrop.evaluation.likelihoods.categorical_sums import target_moments
 from afterdrop.evaluation.likelihoods.density_summaries import (
     EXACT,
     Temperatures,
-    grid_of,
     single_results,
     stacked,
     summary,
 )
 from afterdrop.evaluation.likelihoods.parametric import ParametricLikelihood
+from afterdrop.evaluation.likelihoods.sample_grids import (
+    is_narrow,
+    require_precise,
+    stated_error,
+)
+from afterdrop.evaluation.likelihoods.samples_on_grid import SamplesOnGrid
 from afterdrop.evaluation.request import Protocol
 from afterdrop.evaluation.scores.schema import Group, Results
+from afterdrop.family.grid_distribution import GridDistribution
 from afterdrop.family.power_mean import PowerSums, log_power_mean
-from afterdrop.family.uniform_grid import GridDistribution, UniformGrid
 
 _ROWS = 2**14  # rows times samples at a time
-_AT_ONCE = 2**21  # log-densities at a time
-
-
-@dataclasses.dataclass(frozen=True)
-class _Samples:
-    """Samples at a temperature, on a grid that covers them.
-
-    Attributes:
-        kind: The likelihood.
-        parameters: [K, R, P].
-        grid: The grid.
-        at_y: [K, R] log-densities of the targets.
-        power: 1/T, where the likelihood has no parameters for tempered samples.
-        lift: [K, R] what normalises those.
-    """
-
-    kind: ParametricLikelihood
-    parameters: Tensor
-    grid: UniformGrid
-    at_y: Tensor
-    power: float = 1.0
-    lift: Tensor | None = None
-
-    @classmethod
-    def of(
-        cls,
-        kind: ParametricLikelihood,
-        parameters: Tensor,
-        y: Tensor,
-        temperature: float,
-        ends: tuple[float, float],
-    ) -> _Samples:
-        """Samples tempered by `temperature`, of which the mean will be tempered between `ends`."""
-        closed = parameters if temperature == 1 else kind.tempered(parameters, temperature)
-        if closed is not None:
-            return cls(kind, closed, grid_of(kind, closed, ends), kind.log_prob(closed, y))
-        grid = grid_of(kind, parameters, (min(1.0, temperature), max(1.0, temperature)))
-        power = 1 / temperature
-        lift = [
-            -grid.log_integral(power * kind.log_prob(each.unsqueeze(-2), grid.points))
-            for each in parameters
-        ]
-        at_y = power * kind.log_prob(parameters, y) + torch.stack(lift)
-        return cls(kind, parameters, grid, at_y, power, torch.stack(lift))
-
-    def log_density(self, part: slice) -> Tensor:
-        """[S, R, V] of some samples."""
-        lp = self.kind.log_prob(self.parameters[part].unsqueeze(-2), self.grid.points)
-        return lp if self.lift is None else lp * self.power + self.lift[part].unsqueeze(-1)
-
-    def levels(
-        self, spans: Sequence[range], powers: tuple[float, ...]
-    ) -> Iterator[list[tuple[range, PowerSums]]]:
-        """Sums over independent blocks, then over pairs of them, up to all samples."""
-        level = []
-        step = max(1, _AT_ONCE // max(1, self.grid.points.numel()))
-        for span in spans:
-            sums = PowerSums(powers)
-            for start in range(span.start, span.stop, step):
-                sums.add(self.log_density(slice(start, min(start + step, span.stop))))
-            level.append((span, sums))
-        yield level
-        while len(level) > 1:
-            merged = []
-            for (first, sums), (second, others) in zip(level[::2], level[1::2]):
-                sums.merge(others)
-                merged.append((range(first.start, second.stop), sums))
-            level = merged
-            yield level
+_NARROW_ROWS = 32  # rows at a time that need many points
 
 
 class Rows:
@@ -161,7 +98,7 @@ class Rows:
         self, temperature: float, ends: tuple[float, float], applied: list[tuple[float, bool]]
     ) -> Results:
         """Results of samples at a temperature, whose means are tempered as `applied` says."""
-        samples = _Samples.of(self.kind, self.parameters, self.y, temperature, ends)
+        samples = SamplesOnGrid.of(self.kind, self.parameters, self.y, temperature, ends)
         columns: list[Results] = [{} for _ in self.alphas]
         curves: list[list[Tensor]] = [[] for _ in self.alphas]
         for level in samples.levels(self.spans, self.alphas):
@@ -186,7 +123,7 @@ class Rows:
 
     def _member(
         self,
-        samples: _Samples,
+        samples: SamplesOnGrid,
         alpha: float,
         span: range,
         sums: PowerSums,
@@ -214,19 +151,22 @@ class Rows:
             if whole and wanted:
                 kept.append(summary(GridDistribution(grid, log_f), self.y))
         out = {"nll_at": torch.stack(nll), "log_z_at": torch.stack(log_zs)}
-        out["quadrature"] = grid.integral_error(log_means).unsqueeze(0)
+        if whole:
+            plain = sums.log_mean(1.0) if 1.0 in sums.alphas else None
+            out["quadrature"] = stated_error(grid, log_means, plain).unsqueeze(0)
+            require_precise(self.kind, out["quadrature"])
         return out | (stacked(kept) if kept else {})
 
     def _spread(self) -> Results:
         """∫ var(p)/mean(p) dy, and the mean entropy of the samples, at T = 1."""
-        samples = _Samples.of(self.kind, self.parameters, self.y, 1.0, EXACT)
+        samples = SamplesOnGrid.of(self.kind, self.parameters, self.y, 1.0, EXACT)
         *_, level = samples.levels([range(len(self.parameters))], (1.0, 2.0))
         first, second = (level[0][1].log_mean(power) for power in (1.0, 2.0))
         ratio = (2 * second - first).masked_fill(first.isneginf(), float("-inf"))
         grid, entropy = samples.grid, torch.zeros_like(self.y)
         for k in range(len(self.parameters)):
             lp = samples.log_density(slice(k, k + 1))[0]
-            entropy -= (lp.exp() * lp.clamp_min(-1e30)).sum(-1) * grid.step
+            entropy -= grid.integral(lp.exp() * lp.clamp_min(-1e30))
         return {
             "spread": (grid.log_integral(ratio).exp() - 1).clamp_min_(0.0),
             "mean_entropy": entropy / len(self.parameters),
@@ -265,18 +205,15 @@ class DensitySums:
         """Blocks are those of the plan."""
 
     def results(self) -> Results:
-        """Per-target results by field."""
+        """Per-target results by field; none of means of quantiles that the likelihood lacks."""
         whole = torch.cat(self._kept).double()
+        if self.group == "quantile" and self.kind.quantile_mean(whole) is None:
+            return {}
         multipliers, count = whole.shape[1:3]
         rows = whole.flatten(1, 2)
         y = self.targets.double().repeat(multipliers)
-        step = max(1, _ROWS // len(whole))
-        parts = [self._rows(part, of) for part, of in zip(rows.split(step, 1), y.split(step))] or [
-            self._rows(rows, y)
-        ]
         out = {}
-        for name in parts[0]:
-            joined = torch.cat([part[name] for part in parts], -1)
+        for name, joined in self._in_groups(rows, y).items():
             joined = joined.unflatten(-1, (multipliers, count)).movedim(-2, 0)
             if name == "bound_at":  # the same for every alpha
                 joined = joined[:, 0]
@@ -284,6 +221,24 @@ class DensitySums:
         if "curve" in out:  # [M, A, sizes, N]
             out["curve"] = out["curve"].movedim(2, 0)
         return out
+
+    def _in_groups(self, rows: Tensor, y: Tensor) -> Results:
+        """Results of rows [K, R, P], a part at a time; those that are narrow by themselves."""
+        temperatures = Temperatures.of(self.protocol)
+        least = self.kind.tempered(rows, temperatures.ends[0]) if temperatures.samples else None
+        if least is None:
+            narrow = is_narrow(self.kind, rows, temperatures.ends)
+        else:
+            narrow = is_narrow(self.kind, least, EXACT)
+        groups, order = [], []
+        step = max(1, _ROWS // len(rows))
+        for some, size in ((~narrow, step), (narrow, min(step, _NARROW_ROWS))):
+            where = some.nonzero().squeeze(-1)
+            groups += [(rows[:, part], y[part]) for part in where.split(size) if len(part)]
+            order.append(where)
+        parts = [self._rows(*group) for group in groups] or [self._rows(rows, y)]
+        back = torch.cat(order).argsort()
+        return {n: torch.cat([part[n] for part in parts], -1)[..., back] for n in parts[0]}
 
     def _rows(self, parameters: Tensor, y: Tensor) -> Results:
         temperatures = dataclasses.replace(

@@ -64,6 +64,10 @@ class ParametricLikelihood(abc.ABC):
         """Why parameters [..., P] are those of no distribution; None if they are fine."""
         return None
 
+    def why_invalid_targets(self, y: Tensor) -> str | None:
+        """Why targets [N] are impossible, as "negative counts"; None if they are fine."""
+        return None
+
     def geometric(self, parameters: Tensor) -> Tensor | None:
         """Parameters [..., P] of the geometric mean of samples [K, ..., P], if it has any."""
         return None
@@ -74,6 +78,10 @@ class ParametricLikelihood(abc.ABC):
 
     def tempered(self, parameters: Tensor, temperature: float) -> Tensor | None:
         """Parameters of the distribution to the power 1/T, normalised, if it has any."""
+        return None
+
+    def moments(self, parameters: Tensor) -> tuple[Tensor, Tensor] | None:
+        """Means and variances [...] of distributions [..., P], if they have a closed form."""
         return None
 
     def start(self, parameters: Tensor, y: Tensor) -> float:
@@ -139,6 +147,11 @@ class Gaussian(ParametricLikelihood):
         """T multiplies the variance."""
         mean, variance = parameters.unbind(-1)
         return torch.stack([mean, variance * temperature], -1)
+
+    def moments(self, parameters: Tensor) -> tuple[Tensor, Tensor]:
+        """The parameters themselves."""
+        mean, variance = parameters.unbind(-1)
+        return mean, variance
 
     def start(self, parameters: Tensor, y: Tensor) -> float:
         """The mean of squared errors in units of the variance: the best temperature itself."""

@@ -105,7 +105,15 @@ def noise_variance(scores: Scores) -> float:
 def quantile_average(scores: Scores, multiplier: float) -> tuple[Protocol, Results]:
     """Protocol and tensors of the means of quantiles at a multiplier, as a deterministic member."""
     if not scores.has("quantile", "nll_at"):
-        raise ScoresError("means of quantiles are evaluated for likelihood='gaussian' only")
+        name = scores.request.likelihood
+        reason = "its likelihood has no `quantile_mean`"
+        if name == "squared_error":
+            reason = "they are its members of alpha 0"
+        elif scores.protocol.has_classes:
+            reason = "its targets are classes, not numbers"
+        elif not scores.protocol.grid.stochastic:
+            reason = "its grid has no multiplier above 0"
+        raise ScoresError(f"means of quantiles were not evaluated for {name!r}: {reason}")
     row, _ = scores.index(Member(scores.protocol.grid.alphas[0], multiplier))
     tensors = {name: t for name, t in scores.tensors.items() if name.startswith("data.")}
     for spec in schema.expected(scores.protocol):

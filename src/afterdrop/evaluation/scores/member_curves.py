@@ -48,7 +48,7 @@ def density_curve(scores: Scores, member: Member) -> DensityCurve:
         samples = 0
     else:
         group, at, samples = "sampled", scores.index(member), scores.num_samples
-    names = [spec.field for spec in schema.DENSITY if spec.group == "quantile"]
+    names = {spec.field for spec in schema.DENSITY if spec.group == "quantile"}
     fields = {name: scores.field(group, name)[at] for name in names}
     half = scores.field(group, "nll_half")[at] if scores.has(group, "nll_half") else None
     return DensityCurve(fields, half, scores.density_nodes, not noise, samples)

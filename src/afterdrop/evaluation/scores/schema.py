@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from afterdrop.errors import ScoresError
-from afterdrop.evaluation.request import Protocol
+from afterdrop.evaluation.request import LIKELIHOODS, Protocol
 from afterdrop.family.temperature import COARSE
 
 Results = dict[str, Tensor]
@@ -70,7 +70,8 @@ class TensorSpec:
         dims: Its dimensions; the targets N come last.
         dtype: The type of its elements.
         present: Whether Scores of a protocol have it.
-        optional: Whether they may lack its whole group even then, because the model decides.
+        optional: Whether they may lack its whole group even then, because the model or a likelihood
+            of a user's own decides.
     """
 
     group: Group
@@ -167,13 +168,18 @@ CATEGORICAL: tuple[TensorSpec, ...] = (
 
 
 def _density(
-    group: Group, front: tuple[str, ...], present: Callable[[Protocol], bool]
+    group: Group,
+    front: tuple[str, ...],
+    present: Callable[[Protocol], bool],
+    *,
+    optional: bool = False,
 ) -> Iterator[TensorSpec]:
     """What is kept of distributions of numbers, at nodes of temperature."""
-    yield TensorSpec(group, "nll_at", (*front, "at", "N"), torch.float64, present)
-    yield TensorSpec(group, "mean_at", (*front, "summaries", "N"), torch.float64, present)
+    at, summaries = (*front, "at", "N"), (*front, "summaries", "N")
+    yield TensorSpec(group, "nll_at", at, torch.float64, present, optional)
+    yield TensorSpec(group, "mean_at", summaries, torch.float64, present, optional)
     for field in ("variance_at", "entropy_at", "crps_at", "cdf_at", "width50_at", "width90_at"):
-        yield TensorSpec(group, field, (*front, "summaries", "N"), torch.float32, present)
+        yield TensorSpec(group, field, summaries, torch.float32, present, optional)
 
 
 def _noisy(protocol: Protocol) -> bool:
@@ -192,6 +198,11 @@ def _quantiles(protocol: Protocol) -> bool:
     return _sampled(protocol) and protocol.request.likelihood == "gaussian"
 
 
+def _own_quantiles(protocol: Protocol) -> bool:
+    """A likelihood of a user's own may have means of quantiles."""
+    return _sampled(protocol) and protocol.request.likelihood not in LIKELIHOODS
+
+
 DENSITY: tuple[TensorSpec, ...] = (
     TensorSpec("data", "targets", ("N",), torch.float64, lambda _: True),
     TensorSpec("data", "examples", ("N",), torch.int64, lambda _: True),
@@ -199,6 +210,7 @@ DENSITY: tuple[TensorSpec, ...] = (
     *_density("deterministic", (), lambda _: True),
     *_density("sampled", ("M", "A"), _sampled),
     *_density("quantile", ("M",), _quantiles),
+    *_density("quantile", ("M",), _own_quantiles, optional=True),
     TensorSpec("sampled", "nll_half", ("M", "A", "halves", "at", "N"), torch.float32, _halved),
     TensorSpec("sampled", "quadrature", ("M", "A", "N"), torch.float32, _sampled),
     *(

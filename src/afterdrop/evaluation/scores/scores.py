@@ -364,12 +364,16 @@ class Scores:
 
         A predictor gives this distribution with `average="quantile"`. It is no power mean, so it is
         beside the family: `quantile_average(0.5).crps(DET)` is to be compared with a member's.
-        For the squared error it is the member of alpha 0.
+        For the squared error it is the member of alpha 0; a likelihood of your own has it if it
+        gives `quantile_mean`.
         """
         return Scores(*density_metrics.quantile_average(self, multiplier))
 
     def quadrature_error(self, member: Member) -> float:
-        """By how much log Z of a member may be off (nats): the largest of all targets."""
+        """By how much log Z of a member may be off (nats): the largest of all targets.
+
+        Integrals that are off by more than 0.01 nats are refused by the evaluation.
+        """
         if member.deterministic or self.protocol.has_classes:
             return 0.0
         return self.field("sampled", "quadrature")[self.index(member)].max().item()
