@@ -5,6 +5,7 @@ import math
 from afterdrop.evaluation.ensemble import Ensemble
 from afterdrop.family.estimates import Estimate
 from afterdrop.family.member import DET, Member
+from afterdrop.family.presentation import perplexity
 from afterdrop.report.run_outcome import Outcome
 
 
@@ -79,7 +80,6 @@ def headline(outcome: Outcome, unit: str) -> str:
         )
     found, _ = outcome.evidence
     scores = outcome.scores if outcome.test is None else outcome.test
-    change = 100 * math.expm1(found.value)
     makes = "makes" if abs(found.value) >= 2 * found.error else "may make"
     what = f"{describe(outcome.member, outcome.num_samples, outcome.ensemble)},"
     than = "deterministic evaluation of the same weights"
@@ -88,20 +88,32 @@ def headline(outcome: Outcome, unit: str) -> str:
     elif outcome.member.deterministic:
         what = f"dropout switched off and temperature {outcome.member.temperature:.3g}"
         than = "temperature 1 of the same weights"
-    much = f"{abs(change):.1f} %" if abs(change) >= 0.05 else "less than 0.1 %"
     text = (
-        f"Predicting with {what} {makes} the correct answer {much} "
-        f"{'more' if change >= 0 else 'less'} probable (geometric mean over targets) than "
+        f"Predicting with {what} {makes} the correct answer {_share(found.value)} "
+        f"{'more' if found.value >= 0 else 'less'} probable (geometric mean over targets) than "
         f"{than}."
     )
     if makes == "may make":
         text += " The difference may be due to chance."
     if unit == "word":
         at_k = scores.xe(outcome.member).at(outcome.num_samples)
-        before, after = scores.perplexity(DET).value, math.exp(at_k)
+        before, after = scores.perplexity(DET).value, perplexity(at_k)
         split = split_name(scores.split)
         text += f" Perplexity on {split} data changes from {before:.2f} to {after:.2f}."
     return text
+
+
+def _share(gain: float) -> str:
+    """By how much a gain in nats makes an answer more or less probable.
+
+    Example:
+        >>> _share(0.1), _share(-0.0001), _share(3302.0)
+        ('10.5 %', 'less than 0.1 %', 'more than a million times')
+    """
+    if gain > math.log(1e6):
+        return "more than a million times"
+    change = abs(100 * math.expm1(gain))
+    return f"{change:.1f} %" if change >= 0.05 else "less than 0.1 %"
 
 
 def verdict(found: Estimate, above: str = "gain", below: str = "loss") -> str:
