@@ -140,6 +140,20 @@ def _rewrite_scores(path: Path, rng: random.Random) -> None:
     write_tensors(path, tensors, note)
 
 
+def _rewrite_header(path: Path, rng: random.Random) -> None:
+    """Damages the header of a file of tensors, and gives it the right digest again."""
+    content = path.read_bytes()
+    size = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:size])
+    del header["__metadata__"]["digest"]
+    header = mutations.damage_header(header, rng)
+    metadata = header.get("__metadata__")
+    if isinstance(metadata, dict):
+        metadata["digest"] = sealed(header)["digest"]
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content[size:])
+
+
 def _rewrite_checkpoint(path: Path, rng: random.Random) -> None:
     saved = read_checkpoint(path)
     tensors, facts = dict(saved.tensors), dict(saved.facts)
@@ -271,6 +285,8 @@ KINDS: dict[str, FileKind] = {
         "begun", "begun/checkpoint/last.safetensors", _resume, _rewrite_checkpoint
     ),
     "scores": FileKind("run", _SCORES, _read_scores, _rewrite_scores),
+    "header of scores": FileKind("run", _SCORES, _read_scores, _rewrite_header),
+    "header of weights": FileKind("run", _BEST, _read_best, _rewrite_header),
     "part": FileKind("parts", "parts/part-00000.safetensors", _read_part, _rewrite_scores),
     "part with states": FileKind(
         "stream", "stream/part-00000.safetensors", evaluate_stream, _rewrite_scores
