@@ -14,7 +14,7 @@ import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -103,6 +103,18 @@ class Ranks:
             raise
         self.gather({"value": value})
         return value
+
+    def enter_on_rank0(self, held: ExitStack, context: AbstractContextManager[Any]) -> None:
+        """Enters a context, such as a lock, on rank 0 only, until `held` is closed.
+
+        Raises:
+            AfterdropError: As `from_rank0`, if the context raises it.
+        """
+
+        def enter() -> None:
+            held.enter_context(context)
+
+        self.from_rank0(enter)
 
     def gather(self, value: Any) -> list[Any]:
         """The JSON-serialisable values of all ranks, in order of rank."""

@@ -103,6 +103,10 @@ class RunLayout:
         """Finished parts of an evaluation that was interrupted."""
         return self.scores(split).parent / f"{split}.parts"
 
+    def scores_lock(self, split: str) -> Path:
+        """Held by the process that evaluates a split, until its scores are saved."""
+        return self.scores(split).parent / f".{split}.lock"
+
     def splits(self) -> list[str]:
         """The splits that have scores, by name."""
         return sorted(path.stem for path in (self.path / "scores").glob("*.safetensors"))

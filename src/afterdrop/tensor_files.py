@@ -38,6 +38,7 @@ _TYPES = {
 _NAMES = {dtype: name for name, dtype in _TYPES.items()}
 _METADATA, _NOTE, _PAYLOAD = "__metadata__", "afterdrop", "payload"
 _CHUNK = 1 << 24  # bytes that are hashed and written at a time
+_MOST_DIMENSIONS, _MOST_ELEMENTS = 64, 2**48  # of a tensor
 _LONGEST_HEADER = 100_000_000  # bytes, the limit of safetensors itself
 
 
@@ -108,6 +109,7 @@ def _places(
         for name, entry in sorted(header.items(), key=lambda item: item[1]["data_offsets"]):
             (start, stop), shape = entry["data_offsets"], entry["shape"]
             dtype = _TYPES[entry["dtype"]]
+            _check_shape(shape)
             if start != place or stop - start != math.prod(shape) * dtype.itemsize:
                 raise ValueError(f"{name} is not where it belongs")
             found[name], place = (shape, dtype), stop
@@ -116,6 +118,16 @@ def _places(
     if place != size:
         raise _damaged(path, f"it has {size:,} bytes of tensors where its header says {place:,}")
     return found
+
+
+def _check_shape(shape: object) -> None:
+    """Requires sizes that torch can make: with a right digest too, a header may say anything."""
+    if not isinstance(shape, list) or len(shape) > _MOST_DIMENSIONS:
+        raise ValueError(f"shape {shape!r:.60}")
+    if not all(type(size) is int and size >= 0 for size in shape):  # True is an int
+        raise ValueError(f"shape {shape!r:.60}")
+    if math.prod(max(size, 1) for size in shape) > _MOST_ELEMENTS:  # strides of empty ones too
+        raise ValueError(f"shape {shape!r:.60}")
 
 
 def _header_bytes(tensors: dict[str, Any], note: str, payload: str) -> bytes:
@@ -134,11 +146,15 @@ def _read_header(file: BinaryIO, path: str | Path) -> tuple[dict[str, Any], dict
         raise _damaged(path, "it is truncated or not a safetensors file")
     header = parse_json(file.read(size), f"the header of {path}")
     metadata = header.pop(_METADATA, None) if isinstance(header, dict) else None
-    if not isinstance(metadata, dict) or _NOTE not in metadata:
+    if not isinstance(metadata, dict) or not all(
+        isinstance(metadata.get(name), str) for name in (_NOTE, _PAYLOAD)
+    ):
         raise _damaged(path, "it is not a file of afterdrop")
     without = {name: value for name, value in metadata.items() if name != DIGEST}
     check_seal(path, {_METADATA: without, **header, DIGEST: metadata.get(DIGEST)})
-    note = parse_json(metadata[_NOTE].encode(), f"the header of {path}")
+    note = parse_json(metadata[_NOTE].encode("utf-8", "surrogatepass"), f"the header of {path}")
+    if not isinstance(note, dict):
+        raise _damaged(path, "its note is not a JSON object")
     return header, note, metadata[_PAYLOAD]
 
 

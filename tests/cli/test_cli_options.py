@@ -79,9 +79,12 @@ COMMANDS: dict[str, list[str]] = {
 REFUSED = {"report", "compare", "reproduce"}  # their pages take seconds, so their commands fail
 LONG = "x" * 5000
 HUGE = str(2**70)
+LARGE = str(2**32)  # fits 64 bits, but not memory
+BATCHED = ("sites", "check", "evaluate", "predict")  # take --batch-dim
+SIZES = "model.hidden_sizes"
 TEXTS = ["", " ", LONG, "\x1b[31m", "a\nb", "../x", "\udcff", ".", "-"]
 VALUES: dict[str, list[str]] = {
-    "int": ["-1", "0", HUGE, f"-{HUGE}", "9" * 5000, "1e3", "nan", ""],
+    "int": ["-1", "-3", "0", HUGE, f"-{HUGE}", "9" * 5000, "1e3", "nan", ""],
     "float": ["-1", "0", "nan", "inf", "-inf", "1e400", "9" * 5000, ""],
     "Path": [LONG, "mine.py/x", "", "\udcff", "a\nb"],
     "str": TEXTS,
@@ -192,6 +195,16 @@ def test_every_verb_and_hundreds_of_values_are_tried():
         (["train", "recipe.toml", "--out", "new", "--set", "seed=" + "9" * 5000], "--set seed"),
         (["train", "recipe.toml", "--out", "new", "--set", "seed=" + "[" * 5000], "--set seed"),
         (["train", "recipe.toml", "--out", "new", "--set", f"seed={HUGE}"], "seed is 11805"),
+        *(([verb, *COMMANDS[verb], "--batch-dim=-3"], "batch_dim=-3") for verb in BATCHED),
+        (["select", "run", "--resamples", LARGE], "resamples=4294967296 must be between"),
+        (["dynamic", *COMMANDS["dynamic"], "--window", LARGE], "window=4294967296 must be at most"),
+        *(
+            ([verb, *COMMANDS[verb], "--device", device], f"device='{device}' does not exist")
+            for verb, device in (("train", "meta"), ("train", "xpu"), ("score", "meta"))
+        ),
+        (["sample", "run", "--device", "xpu:7"], "give cpu"),
+        (["train", "recipe.toml", "--out", "new", "--set", f"{SIZES}=[{10**15}]"], "out of memory"),
+        (["tune", *COMMANDS["tune"], "--workers", LARGE], "workers=4294967296 are too many"),
         (["tune", "recipe.toml", "--study", "s", "--storage", "x://u:secret@h"], "storage="),
         *(
             (["data", "fetch", "mnist", "--data", ".", "--mirror", mirror], "mirror")

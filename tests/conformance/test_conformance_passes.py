@@ -91,6 +91,12 @@ MODELS = {
 }
 
 
+LAYER_DROP = {  # by the seed of the train-mode pass: draws of three layers, and their masks
+    0: "5 of 6 in a train-mode pass (others are in skipped layers), all controlled",
+    1: "6 in a train-mode pass, all controlled",
+}
+
+
 @pytest.mark.parametrize("kind", MODELS)
 @pytest.mark.parametrize("train", [False, True])
 def test_models_pass(kind, train):
@@ -102,6 +108,14 @@ def test_models_pass(kind, train):
     )
     assert found.passed
     assert all(module.training is train for module in model.modules())
+
+
+@pytest.mark.parametrize(("seed", "said"), LAYER_DROP.items())
+def test_the_number_of_random_operations_counts_layers_that_are_dropped(seed, said):
+    torch.manual_seed(0)
+    found = ad.check(LayerDrop(), batch(8, 6), num_samples=10, rates="rate", seed=seed)
+    assert found["dropout sites"].detail.endswith("6 random operations per pass")
+    assert found["random operations"].detail.startswith(said)
 
 
 def test_what_stays_off_is_named():

@@ -59,6 +59,31 @@ def test_a_performer_keeps_its_projections():
         assert torch.equal(value, before[name]), name
 
 
+def test_an_awd_lstm_of_fastai():
+    """Masks of its own, logits in a tuple, state between calls, and weights that it sets itself."""
+    awd = pytest.importorskip("fastai.text.models.awdlstm", reason="fastai is not installed")
+    core = pytest.importorskip("fastai.text.models.core", reason="fastai is not installed")
+    torch.manual_seed(0)
+    config = {**awd.awd_lstm_lm_config, "emb_sz": 8, "n_hid": 12, "n_layers": 2, "embed_p": 0.2}
+    model = core.get_language_model(awd.AWD_LSTM, 20, config).eval()
+    rates = ("0.encoder_dp.embed_p", "0.input_dp.p", "0.hidden_dps.0.p", "1.output_dp.p")
+    rates += tuple(f"0.rnns.{layer}.weight_p" for layer in range(2))
+    options = {"rates": rates, "logits": 0, "reset": lambda model: model.reset()}
+    tokens = _tokens(4, 9)
+    batches = [(tokens[:, :-1], tokens[:, 1:])]
+    found = ad.check(model, batches, num_samples=100, **options)
+    assert found.passed, found
+    model.reset()
+    expected = model(tokens)[0]
+    before = [weight for rnn in model[0].rnns for weight in rnn.module._flat_weights]
+    scores = ad.evaluate(model, batches, num_samples=4, **options)
+    assert scores.values(ad.AMC).whole.isfinite().all()
+    after = [weight for rnn in model[0].rnns for weight in rnn.module._flat_weights]
+    assert all(a is b for a, b in zip(after, before, strict=True))
+    model.reset()
+    assert torch.equal(model(tokens)[0], expected)
+
+
 def test_a_graph_network_is_predicted_as_it_was_evaluated():
     library = pytest.importorskip("torch_geometric.nn", reason="PyTorch Geometric is not installed")
     nodes, classes = 30, 4

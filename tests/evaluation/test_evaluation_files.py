@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 import afterdrop as ad
 from afterdrop.errors import FileError, ScoresError
 from afterdrop.evaluation import resume_store
+from afterdrop.evaluation.output_summary import summary
 from afterdrop.tensor_files import write_tensors
 from oracles.zoo import AWD, mlp
 
@@ -408,6 +409,44 @@ def test_resuming_with_other_code_or_state_is_refused(world, interrupted):
     model.register_forward_hook(lambda module, inputs, output: output * 1.5)
     with pytest.raises(FileError, match=r"gives other logits .* although its weights are the same"):
         ad.evaluate(model, batches, resume=interrupted, **OPTIONS)
+
+
+def late_change(output):
+    """Another last row of a batch with more rows than a few."""
+    return torch.cat([output[:-1], output[-1:] + 0.01]) if len(output) > 65 else output
+
+
+OTHER_CODE = {
+    "another order of the classes": lambda output: output.flip(-1),
+    "a slightly other scale": lambda output: output * 1.0002,
+    "a change after the first rows": late_change,
+}
+
+
+@pytest.mark.parametrize("change", OTHER_CODE)
+def test_resuming_with_slightly_other_code_is_refused(tmp_path, change):
+    torch.manual_seed(0)
+    model, batches = mlp(), [(torch.randn(80, 5), torch.randint(3, (80,))) for _ in range(2)]
+    stopping = Interrupt(batches, 1, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        ad.evaluate(model, stopping, resume=tmp_path, **OPTIONS)
+    model.register_forward_hook(lambda module, inputs, output: OTHER_CODE[change](output))
+    with pytest.raises(FileError, match="gives other logits"):
+        ad.evaluate(model, batches, resume=tmp_path, **OPTIONS)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_a_summary_of_logits_allows_for_rounding_only(dtype):
+    torch.manual_seed(0)
+    logits = 5 * torch.randn(3000, 40, dtype=torch.float64)
+    logits[:, 7], logits[0, 3] = -torch.inf, torch.finfo(torch.float32).min
+    found = summary(logits, dtype)
+    noise = torch.finfo(dtype).eps * torch.randn_like(logits)
+    assert found.matches(summary(logits * (1 + noise), dtype).projections)
+    for other in (logits.flip(0), logits.roll(1, -1), logits[:-1], logits.where(logits > -2, 0.0)):
+        assert not found.matches(summary(other, dtype).projections)
+    logits[:, 7] = 0
+    assert not found.matches(summary(logits, dtype).projections)
 
 
 def test_other_files_in_the_folder_survive(world, tmp_path):

@@ -168,3 +168,41 @@ def test_a_pipe_is_not_replaced_by_a_file(tmp_path):
             write_atomic(tmp_path / name, b"content")
     assert (tmp_path / "pipe").is_fifo() and (tmp_path / "link").is_symlink()
     assert sorted(os.listdir(tmp_path)) == ["link", "pipe"]
+
+
+def hostile(path, change):
+    """Changes the header of a file of tensors, and gives it the right digest again."""
+    content = path.read_bytes()
+    size = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:size])
+    del header["__metadata__"]["digest"]
+    change(header)
+    header["__metadata__"]["digest"] = sealed(header)["digest"]
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content[size:])
+
+
+HOSTILE = {
+    "a note that is a number": lambda header: header["__metadata__"].update(afterdrop=5),
+    "a note that is a list": lambda header: header["__metadata__"].update(afterdrop="[]"),
+    "no digest of the payload": lambda header: header["__metadata__"].pop("payload"),
+    "a float": lambda header: header["x"].update(shape=[6.0]),
+    "a truth value": lambda header: header["x"].update(shape=[True, 6]),
+    "two negative sizes": lambda header: header["x"].update(shape=[-1, -1, 6]),
+    "an empty tensor with large strides": lambda header: header["none"].update(
+        shape=[0, 2**62, 2**62]
+    ),
+    "many dimensions": lambda header: header["x"].update(shape=[1] * 100 + [6]),
+    "a text": lambda header: header["x"].update(shape="6"),
+}
+
+
+@pytest.mark.parametrize("change", HOSTILE)
+def test_a_hostile_header_with_the_right_digest_is_refused(tmp_path, change):
+    path = tmp_path / "x.safetensors"
+    write_tensors(path, {"x": torch.arange(6.0), "none": torch.zeros(0)}, {"kind": "x"})
+    hostile(path, lambda header: None)
+    read_tensors(path)
+    hostile(path, HOSTILE[change])
+    with pytest.raises(DamagedError, match=r"x\.safetensors is damaged or foreign"):
+        read_tensors(path)

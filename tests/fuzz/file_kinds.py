@@ -30,7 +30,10 @@ from afterdrop.data.images import parse_idx
 from afterdrop.data.text_set import load_text_folder
 from afterdrop.files import sealed, write_json
 from afterdrop.report.class_counts import classes_of_file
+from afterdrop.report.prose import certainty, headline
 from afterdrop.report.report_input import read_input
+from afterdrop.report.result_section import cards
+from afterdrop.report.run_outcome import find_outcome
 from afterdrop.tensor_files import write_tensors
 from afterdrop.train.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from afterdrop.tune.optuna_backend import Backend
@@ -137,6 +140,20 @@ def _rewrite_scores(path: Path, rng: random.Random) -> None:
     write_tensors(path, tensors, note)
 
 
+def _rewrite_header(path: Path, rng: random.Random) -> None:
+    """Damages the header of a file of tensors, and gives it the right digest again."""
+    content = path.read_bytes()
+    size = 8 + int.from_bytes(content[:8], "little")
+    header = json.loads(content[8:size])
+    del header["__metadata__"]["digest"]
+    header = mutations.damage_header(header, rng)
+    metadata = header.get("__metadata__")
+    if isinstance(metadata, dict):
+        metadata["digest"] = sealed(header)["digest"]
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + content[size:])
+
+
 def _rewrite_checkpoint(path: Path, rng: random.Random) -> None:
     saved = read_checkpoint(path)
     tensors, facts = dict(saved.tensors), dict(saved.facts)
@@ -203,6 +220,15 @@ def _read_report(folder: Path) -> None:
     assert found.missing or found.scores is not None
 
 
+def _read_page_of_scores(folder: Path) -> None:
+    _read_report(folder)
+    found = read_input(folder)
+    outcome = find_outcome(found)
+    if outcome is not None:  # the words of the page; its figures take too long for every file
+        for unit in (found.unit, "word"):
+            headline(outcome, unit), certainty(outcome), cards(outcome, unit)
+
+
 def _read_text(folder: Path) -> None:
     load_text_folder(folder)
 
@@ -259,6 +285,8 @@ KINDS: dict[str, FileKind] = {
         "begun", "begun/checkpoint/last.safetensors", _resume, _rewrite_checkpoint
     ),
     "scores": FileKind("run", _SCORES, _read_scores, _rewrite_scores),
+    "header of scores": FileKind("run", _SCORES, _read_scores, _rewrite_header),
+    "header of weights": FileKind("run", _BEST, _read_best, _rewrite_header),
     "part": FileKind("parts", "parts/part-00000.safetensors", _read_part, _rewrite_scores),
     "part with states": FileKind(
         "stream", "stream/part-00000.safetensors", evaluate_stream, _rewrite_scores
@@ -294,6 +322,6 @@ KINDS: dict[str, FileKind] = {
     "chain": FileKind("chain", "chain/plan.json", _read_chain, _rewrite_json),
     "report of a configuration": FileKind("run", "run/config.json", _read_report, _rewrite_json),
     "report of metrics": FileKind("run", "run/metrics.jsonl", _read_report, _rewrite_metrics),
-    "report of scores": FileKind("run", _SCORES, _read_report, _rewrite_scores),
+    "report of scores": FileKind("run", _SCORES, _read_page_of_scores, _rewrite_scores),
     "report of a choice": FileKind("run", "run/choice.json", _read_report, _rewrite_json),
 }

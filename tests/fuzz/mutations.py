@@ -127,6 +127,31 @@ def damage_lines(content: bytes, rng: random.Random) -> bytes:
     return b"\n".join(lines) + b"\n"
 
 
+def damage_header(header: dict[str, Any], rng: random.Random) -> dict[str, Any]:
+    """A header of safetensors with damaged entries or with a shape that no tensor has."""
+    entries = sorted(name for name in header if name != "__metadata__")
+    if rng.random() < 0.5 or not entries:
+        changed = damage_value(header, rng)
+        return changed if isinstance(changed, dict) else {"all": changed}
+    header = copy.deepcopy(header)
+    entry = header[rng.choice(entries)]
+    shape, (start, stop) = entry["shape"], entry["data_offsets"]
+    entry["shape"] = rng.choice(
+        (
+            [float(size) for size in shape],
+            [True, *shape],
+            [-1, -1, *shape],
+            [1] * 100 + shape,
+            [0, 2**62, 2**62],
+            {str(size): size for size in shape},
+        )
+    )
+    if 0 in entry["shape"]:  # an empty tensor, so that its size is right
+        entry["data_offsets"] = [start, start]
+        header["rest"] = {"dtype": "U8", "shape": [stop - start], "data_offsets": [start, stop]}
+    return header
+
+
 def damage_tensors(tensors: dict[str, Tensor], rng: random.Random) -> dict[str, Tensor]:
     """Tensors of which one is lost, renamed, of another type, shape or length, or other values."""
     made = dict(tensors)

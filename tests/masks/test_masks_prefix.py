@@ -1,5 +1,7 @@
 """Modules before the first dropout site: found, run once per batch, and nothing else changes."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -19,7 +21,11 @@ class Counted(nn.Module):
 
     def __init__(self, inner):
         super().__init__()
-        self.inner, self.rows = inner, []
+        self.inner, self.notes = inner, SimpleNamespace(rows=[])  # a list would be restored
+
+    @property
+    def rows(self):
+        return self.notes.rows
 
     def forward(self, x):
         self.rows.append(len(x))

@@ -1,5 +1,7 @@
 """Models that change themselves or keep state: restored, or refused with the remedy."""
 
+from collections import deque
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -199,3 +201,65 @@ def test_a_draw_that_changes_the_output_in_eval_mode_is_refused():
     model, (x, y) = DrawsInEval(use=True).eval(), data()
     with pytest.raises(SiteError, match="eval mode"):
         ad.evaluate(model, [(x, y)], num_samples=4)
+
+
+class Warming(nn.Module):
+    """Keeps its state in containers and a plain tensor, and changes them in place."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+        self.state = {"scale": 1.0, "n": 0, "nested": ([0], deque([0, 1], maxlen=2))}
+        self.calls, self.seen, self.total = [], {0}, torch.zeros(2)
+
+    def forward(self, x):
+        if self.training:
+            self.state["n"] += 1
+            self.state["nested"][0].append(1)
+            self.state["nested"][1].append(2)
+            self.calls.append(1)
+            self.seen.add(len(self.seen))
+            self.total += 1
+            if self.state["n"] >= 10:
+                self.state["scale"] = 2.0
+            if len(self.calls) + len(self.seen) + len(self.state["nested"][0]) > 25:
+                self.state["scale"] = 3.0
+            if self.total[0] > 9:
+                self.state["scale"] = 4.0
+        return self.net(x) * self.state["scale"]
+
+
+def test_containers_and_tensors_that_a_forward_changes_in_place_are_restored():
+    model, (x, y) = Warming().eval(), data()
+    state, wanted = model.state, model(x)
+    expected = F.cross_entropy(wanted, y).item()
+    ad.find_sites(model, x)
+    scores = ad.evaluate(model, [(x, y)] * 10, num_samples=20)
+    assert scores.xe(ad.DET).value == pytest.approx(expected, abs=1e-6)
+    ad.Predictor(model, ad.AMC, num_samples=20)(x)
+    assert model.state is state and torch.equal(model(x), wanted)
+    assert state == {"scale": 1.0, "n": 0, "nested": ([0], deque([0, 1], maxlen=2))}
+    assert model.calls == [] and model.seen == {0} and model.total.tolist() == [0, 0]
+
+
+def test_the_modules_of_an_lstm_get_their_weights_back():
+    """torch's LSTM keeps a list of its weights, and replaces its entries when one is set."""
+
+    class WeightDroppedLstm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.lstm, self.head = nn.LSTM(6, 5), nn.Linear(5, 3)
+            self.raw = nn.Parameter(self.lstm.weight_hh_l0.detach().clone())
+            del self.lstm._parameters["weight_hh_l0"]
+            self.lstm.weight_hh_l0 = self.raw.detach().clone()
+
+        def forward(self, x):
+            self.lstm.weight_hh_l0 = F.dropout(self.raw.clone(), 0.5, self.training)
+            return self.head(self.lstm(x)[0])
+
+    model, (x, y) = WeightDroppedLstm().eval(), data()
+    before = list(model.lstm._flat_weights)
+    ad.evaluate(model, [(x[None], y[None])], num_samples=4, batch_dim=1)
+    assert all(a is b for a, b in zip(model.lstm._flat_weights, before, strict=True))

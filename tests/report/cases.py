@@ -35,8 +35,11 @@ SMALL = [
 ]
 
 
-def own_scores(split="valid", seed=0, classes=5, grid=None, blocks=2):
-    """Scores of a small classifier that has learned something, on 120 examples."""
+def own_scores(split="valid", seed=0, classes=5, grid=None, blocks=2, scale=1.0):
+    """Scores of a small classifier that has learned something, on 120 examples.
+
+    Its logits are multiplied by `scale`.
+    """
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(3)
     net = nn.Sequential(nn.Linear(6, 24), nn.ReLU(), nn.Dropout(0.5), nn.Linear(24, classes))
@@ -48,6 +51,9 @@ def own_scores(split="valid", seed=0, classes=5, grid=None, blocks=2):
         optimiser.zero_grad()
         nn.functional.cross_entropy(net(x), y).backward()
         optimiser.step()
+    with torch.no_grad():
+        net[-1].weight.mul_(scale)
+        net[-1].bias.mul_(scale)
     inputs = torch.randn(120, 6, generator=generator)
     targets = (inputs @ teacher + torch.randn(120, classes, generator=generator)).argmax(-1)
     grid = grid or ad.Grid((0, 0.5, 1), (0, 0.3, 0.6, 1))

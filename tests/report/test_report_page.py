@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import re
 import shlex
 import shutil
@@ -298,6 +299,16 @@ def test_values_that_are_not_finite_are_reported_and_the_rest_is_shown(own_run, 
     ad.Scores(scores.protocol, tensors).save(own_run / "scores" / "valid.safetensors")
     page = report(own_run)
     assert "10 of 10 members" in page.words and "cannot be ranked" in page.words
+
+
+def test_perplexities_beyond_the_range_of_floats_have_a_page(own_run, monkeypatch):
+    monkeypatch.setattr(ReportInput, "unit", "word")
+    scores = own_scores(grid=ad.Grid((0, 1), (0, 1)), scale=1e4)
+    assert scores.xe(ad.DET).value > 710 and scores.perplexity(ad.DET).value == math.inf
+    scores.save(own_run / "scores" / "valid.safetensors")
+    page = report(own_run)
+    assert "the correct answer more than a million times more probable" in page.words
+    assert "inf →" in page.words
 
 
 def test_a_single_deterministic_member_has_a_page(own_run):

@@ -29,6 +29,7 @@ from afterdrop.cli.torchrun import launched, speaks
 from afterdrop.cli.train import train
 from afterdrop.cli.tune import tune
 from afterdrop.errors import AfterdropError, StoppedElsewhere
+from afterdrop.evaluation.chunks import out_of_memory
 from afterdrop.interrupted_import import end_quiet_imports
 from afterdrop.plain_text import one_line
 from afterdrop.train.interrupt import Terminated, terminable
@@ -132,6 +133,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (AfterdropError, OSError) as error:  # OSError: a path that cannot be used, a full disk
         name = f"afterdrop rank {os.environ['RANK']}" if launched() else "afterdrop"
         print(f"{name}: {one_line(error)}", file=sys.stderr)
+        return 2
+    except (MemoryError, RuntimeError) as error:
+        if not out_of_memory(error):
+            raise
+        why = one_line(str(error).splitlines()[0] if str(error) else "no memory is left")
+        print(f"afterdrop: out of memory: {why:.200}; give smaller sizes", file=sys.stderr)
         return 2
     except KeyboardInterrupt as error:
         kept = "; ".join(getattr(error, "__notes__", ["the same command goes on"]))

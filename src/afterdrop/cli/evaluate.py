@@ -1,5 +1,6 @@
 """afterdrop evaluate: scores of every member of the family."""
 
+import contextlib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,7 +19,7 @@ from afterdrop.cli.options import (
 )
 from afterdrop.cli.resolve import resolve_batches, resolve_model
 from afterdrop.cli.torchrun import shared_evaluation, speaks
-from afterdrop.errors import DataError, FileError
+from afterdrop.errors import DataError
 from afterdrop.evaluation import evaluate_samples
 from afterdrop.evaluation.batches import Source
 from afterdrop.evaluation.loop import Execution, run_evaluation
@@ -182,9 +183,12 @@ def evaluate(
         }
         options |= {"memory": None if memory_mib is None else memory_mib * 2**20}
         options |= {"grid": grid, "single": single, "progress": not quiet}
-        found = _evaluate_files(samples, targets, out, overwrite, **options)
-        assert out is not None
-        _save(Run(out), found, quiet)
+        if targets is None or out is None:
+            raise DataError(
+                "--samples needs --targets FILE and --out RUN, the folder of the scores"
+            )
+        with Run(out).reserved_scores(split, overwrite=overwrite):
+            _save(Run(out), _evaluate_files(samples, targets, **options), quiet)
         return
     if single is not None:
         raise DataError(
@@ -260,41 +264,28 @@ def evaluate(
         return
     memory, parts = None if memory_mib is None else memory_mib * 2**20, run.layout.parts(split)
     asked = device if trained else device or "cpu"  # a user's own model stays where it is
-    with shared_evaluation(asked, parts) as (where, ranks):
-        execution = Execution(0, memory, parts, not quiet, ranks)
-        if trained:
-            scores = Run(model).evaluate(request, execution, which=which, device=where, folder=data)
-        else:
-            assert batches is not None
-            read, source = resolve_batches(batches, split), Source(batch_size)
-            own = resolve_model(model)
-            scores = run_evaluation(own, read, request, execution, source=source)
-    if ranks.first:
-        _save(run, scores, quiet)
+    with contextlib.ExitStack() as held:
+        with shared_evaluation(asked, parts) as (where, ranks):
+            ranks.enter_on_rank0(held, run.reserved_scores(split, overwrite=overwrite))
+            execution = Execution(0, memory, parts, not quiet, ranks)
+            if trained:
+                scores = Run(model).evaluate(
+                    request, execution, which=which, device=where, folder=data
+                )
+            else:
+                assert batches is not None
+                read, source = resolve_batches(batches, split), Source(batch_size)
+                own = resolve_model(model)
+                scores = run_evaluation(own, read, request, execution, source=source)
+        if ranks.first:
+            _save(run, scores, quiet)
 
 
-def _evaluate_files(
-    samples: tuple[Path, ...],
-    targets: str | None,
-    out: Path | None,
-    overwrite: bool,
-    **options: Any,
-) -> Scores:
+def _evaluate_files(samples: tuple[Path, ...], targets: str, **options: Any) -> Scores:
     """Scores of samples in files."""
-    if targets is None or out is None:
-        raise DataError("--samples needs --targets FILE and --out RUN, the folder of the scores")
-    _check_new(Run(out), options["split"], overwrite)
     if len(samples) == 1:
         return evaluate_samples(samples[0], targets, **options)
     return evaluate_samples(samples, targets, names=[path.stem for path in samples], **options)
-
-
-def _check_new(run: Run, split: str, overwrite: bool) -> None:
-    path = run.layout.scores(split)
-    if path.exists() and not overwrite:
-        raise FileError(
-            f"{path} exists; --overwrite replaces it, another --out or --split keeps it"
-        )
 
 
 def _save(run: Run, scores: Scores, quiet: bool) -> None:

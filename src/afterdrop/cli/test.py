@@ -1,5 +1,6 @@
 """afterdrop test: the chosen member on test data, once."""
 
+import contextlib
 from pathlib import Path
 from typing import Annotated
 
@@ -64,12 +65,14 @@ def test(
         if not speaks():
             return
     else:
-        with shared_evaluation(device, parts) as (where, ranks):
-            execution = Execution(resume=parts, progress=not quiet, ranks=ranks)
-            scores = folder.evaluate(request, execution, device=where, folder=data)
-        if not ranks.first:
-            return
-        folder.save_scores(scores)
+        with contextlib.ExitStack() as held:
+            with shared_evaluation(device, parts) as (where, ranks):
+                ranks.enter_on_rank0(held, folder.reserved_scores(split, overwrite=overwrite))
+                execution = Execution(resume=parts, progress=not quiet, ranks=ranks)
+                scores = folder.evaluate(request, execution, device=where, folder=data)
+            if not ranks.first:
+                return
+            folder.save_scores(scores)
     member = choice.member
     members = list(dict.fromkeys([DET, choice.deterministic, member]))
     print(summary_table(scores, members))

@@ -165,7 +165,12 @@ def _random_operations(subject: Subject, sites: Sites) -> str:
             "the same masks give other outputs when they are used again: the model draws random "
             "numbers that do not come from torch's operators, or keeps state between calls"
         )
-    return f"{masks} in a train-mode pass, all controlled; the same masks give the same output"
+    drawn = min(masks + single, sites.calls)
+    found = f"{drawn} in a train-mode pass"
+    if drawn < sites.calls:
+        others = "run only under control" if _forced(sites) else "are in skipped layers"
+        found = f"{drawn} of {sites.calls} in a train-mode pass (others {others})"
+    return f"{found}, all controlled; the same masks give the same output"
 
 
 def _mean_and_variance(subject: Subject, sites: Sites) -> str:

@@ -10,6 +10,7 @@ with those of the main evaluation (`Scores.pilot`): they are all that is known o
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from afterdrop.evaluation.batches import AS_GIVEN, Source, digest_tensors
-from afterdrop.evaluation.part_files import MAIN, PILOT, pilot_file
+from afterdrop.evaluation.part_files import MAIN, PILOT, parts_lock, pilot_file
 from afterdrop.evaluation.pilot_batches import divide
 from afterdrop.evaluation.pilot_decision import Decision, decide, pilot_samples
 from afterdrop.evaluation.request import Protocol, Request
@@ -57,6 +58,21 @@ def run_adaptive(
     Returns:
         Scores of the multipliers that the pilot left, with the pilot's Scores.
     """
+    with contextlib.ExitStack() as held:
+        if execution.resume is not None:  # between its stages too
+            execution.ranks.enter_on_rank0(held, parts_lock(Path(execution.resume)))
+        return _run_stages(run, batches, request, execution, targets, weights, source)
+
+
+def _run_stages(
+    run: Run,
+    batches: Iterable[Any],
+    request: Request,
+    execution: Execution,
+    targets: int | None,
+    weights: str,
+    source: Source,
+) -> Scores:
     settings = request.adaptive
     assert settings is not None
     data = divide(batches, settings.pilot_share, source)

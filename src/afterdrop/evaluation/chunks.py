@@ -22,6 +22,8 @@ CPU_CACHE = 96 * 2**20  # rows of a pass on a CPU: beyond this, activations leav
 # From 32 MiB on, glibc returns a tensor's memory to the system at once, and fetching it anew page
 # by page takes as long as a convolution or a product with a vocabulary of 10,000: stay below.
 CPU_TENSOR = 24 * 2**20
+# What torch says of memory on the CPU: on Windows, on Linux, and of sizes beyond 64 bits.
+_NO_MEMORY = ("not enough memory", "can't allocate memory", "size calculation overflowed")
 
 
 @dataclasses.dataclass
@@ -148,4 +150,6 @@ def out_of_memory(error: BaseException) -> bool:
         >>> out_of_memory(RuntimeError("DefaultCPUAllocator: not enough memory"))
         True
     """
-    return isinstance(error, torch.OutOfMemoryError) or "not enough memory" in str(error)
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(said in str(error) for said in _NO_MEMORY)

@@ -29,10 +29,11 @@ from afterdrop.evaluation.likelihoods.categorical import Categorical
 from afterdrop.evaluation.likelihoods.model_loss import check_loss
 from afterdrop.evaluation.likelihoods.parametric import ParametricLikelihood
 from afterdrop.evaluation.model_inputs import check_call, find_or_explain
+from afterdrop.evaluation.output_summary import summary
 from afterdrop.evaluation.rank_shares import agree
 from afterdrop.evaluation.request import Protocol, Request
 from afterdrop.evaluation.result_buffer import Pieces, ResultBuffer
-from afterdrop.evaluation.resume_store import ResumeStore, summary
+from afterdrop.evaluation.resume_store import ResumeStore
 from afterdrop.evaluation.scores.schema import Results, name_of
 from afterdrop.evaluation.scores.scores import Scores
 from afterdrop.family.temperature import Nodes
@@ -125,7 +126,8 @@ def run_evaluation(
             warn_of_randomness(sites)
         found = first_output(model, first, request, reading)
         protocol = first_protocol(model, first, request, reading, sites, found)
-        outputs = summary(found)
+        kept = execution.resume is not None
+        outputs = summary(found, _coarsest(model, found)) if kept else None
         del found  # it may be large, and the memory for chunks is what is free
         if execution.ranks.count > 1:
             protocol = agree(protocol, execution.ranks)
@@ -306,6 +308,12 @@ def first_output(
     if type(likelihood) is Categorical:
         check_loss(output, first.host, likelihood)
     return logits
+
+
+def _coarsest(model: nn.Module, logits: Tensor) -> torch.dtype:
+    """The floating-point dtype with the fewest digits among the weights and the logits."""
+    kinds = {weight.dtype for weight in model.parameters() if weight.is_floating_point()}
+    return max(kinds | {logits.dtype}, key=lambda kind: torch.finfo(kind).eps)
 
 
 def first_protocol(

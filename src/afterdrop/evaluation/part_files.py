@@ -46,14 +46,43 @@ def parts_lock(folder: Path) -> Iterator[None]:
     make_folder(folder)
     with contextlib.ExitStack() as held:
         held.callback(_remove_empty, folder)
+        held.enter_context(_sole_evaluation(folder / _LOCK, folder))
+        remove_abandoned(folder)
+        yield
+
+
+@contextlib.contextmanager
+def scores_lock(lock: Path, scores: Path) -> Iterator[None]:
+    """Reserves a file of scores for one evaluation, from its beginning until they are saved.
+
+    Folders that were created for it and stay empty are removed.
+
+    Args:
+        lock: The file of the lock, in the folder of the scores.
+        scores: The file of the scores.
+
+    Raises:
+        FileError: If another evaluation writes these scores, or the folder cannot be written to.
+    """
+    made = [folder for folder in (lock.parent, lock.parent.parent) if not folder.exists()]
+    make_folder(lock.parent)
+    with contextlib.ExitStack() as held:
+        for folder in reversed(made):
+            held.callback(_remove_empty, folder)
+        held.enter_context(_sole_evaluation(lock, scores))
+        yield
+
+
+@contextlib.contextmanager
+def _sole_evaluation(lock: Path, into: Path) -> Iterator[None]:
+    with contextlib.ExitStack() as held:
         try:
-            held.enter_context(sole_lock(folder / _LOCK))
+            held.enter_context(sole_lock(lock))
         except BlockingIOError as error:
             raise FileError(
-                f"another process is evaluating into {folder}; wait for it, or give another folder "
+                f"another process is evaluating into {into}; wait for it, or give another folder "
                 "(the command line: another --out or --split)"
             ) from error
-        remove_abandoned(folder)
         yield
 
 

@@ -21,7 +21,7 @@ from afterdrop.evaluation.dynamic_evaluation import DynamicEvaluation
 from afterdrop.evaluation.ensemble import Ensemble
 from afterdrop.family.member import Grid
 from afterdrop.family.temperature import Nodes
-from afterdrop.masks.model_call import LogitsPlace
+from afterdrop.masks.model_call import COUNTED_FROM_0, LogitsPlace
 from afterdrop.masks.uniforms import Plan, Scheme
 from afterdrop.typed_records import parse_json, read_record
 
@@ -32,6 +32,7 @@ Lifetime = Literal["window", "stream"]
 LOGITS_FUNCTION = "<function>"  # what a request records of a function that finds logits or targets
 DENSITY_NODES = 21  # results of numbers are kept at these temperatures
 SAMPLES = 100  # of a predictor, and of an evaluation without a pilot, if nothing else is said
+_LONGEST_WINDOW = 2**20  # tokens, which are in memory with their logits
 SAMPLE_NODES = 13  # XE of tempered samples is kept at these temperatures, from center/2 to center*2
 
 
@@ -82,6 +83,8 @@ class StreamSettings:
         for name in ("window", "stripes"):
             if getattr(self, name) < 1:
                 raise DataError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.window > _LONGEST_WINDOW:
+            raise DataError(f"window={self.window} must be at most {_LONGEST_WINDOW:,} tokens")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,6 +211,8 @@ class Request:
         for name in ("rates", "noise"):
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+        if self.batch_dim < 0:
+            raise DataError(f"batch_dim={self.batch_dim} {COUNTED_FROM_0}")
         if self.temperatures is not None:
             pair = self.temperatures
             if not isinstance(pair, tuple | list) or len(pair) != 2:

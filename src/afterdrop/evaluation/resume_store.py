@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any, TypedDict
 from typing import Protocol as TypingProtocol
 
-import torch
 from torch import Tensor
 
 from afterdrop.errors import DamagedError, DataError, FileError, ScoresError
 from afterdrop.evaluation.batches import Batch, digest_tensors
+from afterdrop.evaluation.output_summary import OutputSummary
 from afterdrop.evaluation.part_files import next_part, part_paths, parts_lock
 from afterdrop.evaluation.rank_shares import check_same_data, gather_results
 from afterdrop.evaluation.request import Protocol
@@ -32,10 +32,9 @@ from afterdrop.ranks import SINGLE_PROCESS, Ranks
 from afterdrop.tensor_files import read_tensors, write_tensors
 from afterdrop.typed_records import read_record
 
-_KIND, _VERSION = "afterdrop-part", 2
+_KIND, _VERSION = "afterdrop-part", 3
 _SECONDS = 30.0
 _CARRIED, _OUTPUTS = "carried_", "outputs"
-_ROWS = 64  # targets of the first batch whose logits are compared
 
 
 class PartNote(TypedDict):
@@ -64,7 +63,7 @@ class ResumeStore:
         protocol: Of this evaluation; parts of another one are refused.
         engines: Compute the batches; what they carry is kept with the parts.
         first_example: Number of the first example.
-        outputs: From `summary`, of the deterministic logits of the first batch; parts of a model
+        outputs: Of the deterministic logits of the first batch, if parts are kept. Parts of a model
             with other ones are refused: code and state outside of its weights may have changed.
         ranks: The processes that share the batches.
         expected: Number of targets in the data, if known.
@@ -76,7 +75,7 @@ class ResumeStore:
         protocol: Protocol,
         engines: Carrying,
         first_example: int,
-        outputs: Tensor,
+        outputs: OutputSummary | None,
         ranks: Ranks = SINGLE_PROCESS,
         expected: int | None = None,
     ) -> None:
@@ -159,6 +158,7 @@ class ResumeStore:
         self._saved = time.monotonic()
         if self.folder is None or not self._fresh:
             return
+        assert self._outputs is not None
         note = {
             "kind": _KIND,
             "version": _VERSION,
@@ -169,7 +169,11 @@ class ResumeStore:
         }
         carried = {_CARRIED + name: tensor for name, tensor in self.engines.carried().items()}
         suffix = "" if self.ranks.count == 1 else f"-rank-{self.ranks.rank}"
-        tensors = {**self._results.since(self._kept), **carried, _OUTPUTS: self._outputs}
+        tensors = {
+            **self._results.since(self._kept),
+            **carried,
+            _OUTPUTS: self._outputs.projections,
+        }
         write_tensors(next_part(self.folder, suffix), tensors, note)
         self._fresh, self._kept = [], self._results.count
 
@@ -234,7 +238,8 @@ class ResumeStore:
                 f"the parts in {self.folder} start at first_example={part['first_example']}, "
                 f"not {self.first_example}; give the same, or remove that folder"
             )
-        if outputs is None or not _close(outputs, self._outputs):
+        assert self._outputs is not None
+        if outputs is None or not self._outputs.matches(outputs):
             raise FileError(
                 f"the model gives other logits than the one of the parts in {self.folder}, "
                 "although its weights are the same: its code, its settings or the first batch have "
@@ -248,25 +253,3 @@ def _leave_out(path: Path, why: str) -> dict[int, str]:
     warnings.warn(f"{why}. Its batches are evaluated again.", stacklevel=2)
     path.unlink(missing_ok=True)
     return {}
-
-
-def summary(logits: Tensor) -> Tensor:
-    """[3, rows] what identifies logits [..., V] up to rounding, in their own precision.
-
-    Example:
-        >>> summary(torch.tensor([[0.0, 0.0]]))
-        tensor([[0.6931],
-                [0.0000],
-                [0.0000]])
-    """
-    rows = logits.flatten(0, -2)[:_ROWS].float()
-    found = torch.stack([rows.logsumexp(-1), rows.amax(-1), rows.mean(-1)])
-    return found.to(logits.dtype).cpu()
-
-
-def _close(outputs: Tensor, others: Tensor) -> bool:
-    """Whether two summaries are equal but for what devices and numbers of threads round."""
-    if (outputs.shape, outputs.dtype) != (others.shape, others.dtype):
-        return False
-    precision = torch.finfo(outputs.dtype).eps ** 0.5
-    return torch.allclose(outputs, others, precision, precision, equal_nan=True)

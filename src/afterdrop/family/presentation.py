@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from afterdrop.family.estimates import Estimate
 
+_LARGEST_EXPONENT = 700.0  # of float64, a little less than log(1.8e308)
+
 
 @dataclass(frozen=True)
 class Presentation:
@@ -45,7 +47,7 @@ def presentation(unit: str) -> Presentation:
         1.278
     """
     if unit == "word":
-        return Presentation("perplexity", _exp, _exp, 2)
+        return Presentation("perplexity", perplexity, perplexity, 2)
     if unit in ("char", "byte"):
         return Presentation(
             f"bits per {unit}", lambda xe: xe / math.log(2), lambda _: 1 / math.log(2), 4
@@ -53,5 +55,11 @@ def presentation(unit: str) -> Presentation:
     return Presentation("XE", lambda xe: xe, lambda _: 1.0, 4)
 
 
-def _exp(xe: float) -> float:
-    return math.exp(xe) if xe < 700 else math.inf
+def perplexity(xe: float) -> float:
+    """The exponential of a cross entropy in nats; infinite beyond the range of floats.
+
+    Example:
+        >>> round(perplexity(4.0), 1), perplexity(3302.0)
+        (54.6, inf)
+    """
+    return math.exp(xe) if xe < _LARGEST_EXPONENT else math.inf

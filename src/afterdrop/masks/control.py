@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from afterdrop.errors import SiteError
+from afterdrop.masks.attribute_contents import Contents
 from afterdrop.masks.operators import HANDLERS, Call, Place
 from afterdrop.masks.rates import UNSCALED, Multipliers, scaled_attributes
 from afterdrop.masks.rows import Layout, RowMask, Rows, draw_row_mask, row_uniforms
@@ -229,6 +230,7 @@ class Control(OperatorMode):
         """One forward pass of the model with the masks of `rows`."""
         self._rows = rows
         before = [dict(module.__dict__) for module in self.volatile]
+        contents = Contents(before)
         try:
             return self.run(*args, **kwargs)
         finally:
@@ -236,6 +238,7 @@ class Control(OperatorMode):
                 for name in module.__dict__.keys() - attributes.keys():
                     del module.__dict__[name]
                 module.__dict__.update(attributes)
+            contents.restore()
 
     def mask(
         self, op: str, rate: float, like: Tensor, value: Tensor, call: Call | None = None

@@ -20,11 +20,14 @@ from afterdrop.errors import DataError
 
 # Where an output holds its logits: an index, a key (or attribute), or a function of the output.
 LogitsPlace = int | str | Callable[[Any], Any]
+COUNTED_FROM_0 = "must not be negative: tensors of different dimensions share it; count from 0"
 
 
 def batch_size(inputs: Any, batch_dim: int) -> int:
     """The size of the batch dimension of the first tensor in nested inputs."""
     check_inputs(inputs)
+    if batch_dim < 0:
+        raise DataError(f"batch_dim={batch_dim} {COUNTED_FROM_0}")
     for tensor in tensors(inputs):
         if tensor.dim() > batch_dim:
             return tensor.shape[batch_dim]

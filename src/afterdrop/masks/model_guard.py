@@ -2,7 +2,8 @@
 
 Forward passes under masks need modules in train mode, and that is a plain attribute which every
 thread sees. So each module has a lock: threads that use the same module take turns. On exit every
-module has its mode, buffers, attributes and registered tensors back, even after an exception.
+module has its mode, buffers, attributes (with the contents of lists and dicts) and registered
+tensors back, even after an exception.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
+from afterdrop.masks.attribute_contents import Contents, differing
+
 Reset = Callable[[nn.Module], object]
 
 _registry = threading.Lock()
@@ -32,7 +35,6 @@ _HOOKS = (
     "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
 )
-_PLAIN = (bool, int, float, str)  # compared by value; other objects by identity
 
 
 @contextlib.contextmanager
@@ -115,6 +117,8 @@ _eager = _Eager()
 class ModelState:
     """Buffers, attributes, hooks and registered objects of all modules of a model.
 
+    Attributes include the contents of containers (`attribute_contents`).
+
     Args:
         model: The module.
         by_value: Whether to compare the values of buffers, which waits for a device, and not only
@@ -144,6 +148,7 @@ class ModelState:
             {name: value for name, value in module.__dict__.items() if name not in _TABLES}
             for module in self.modules
         ]
+        self._contents = Contents(self._attributes)
         self._tables = [
             {table: dict(module.__dict__[table]) for table in _TABLES} for module in self.modules
         ]
@@ -160,19 +165,21 @@ class ModelState:
     def changed(self) -> dict[str, set[str]]:
         """Names of modules that differ by now, each with the names of what differs in it.
 
-        Modes do not count. Of lists and other objects only the identity is compared.
+        Modes do not count. Containers and small tensors are compared by their contents, other
+        objects by identity.
         """
         written = {id(entry[0]) for entry in self._buffers if self._wrote(*entry)}
         found: dict[str, set[str]] = {}
-        for name, module, attributes, tables in zip(
-            self._names, self.modules, self._attributes, self._tables
+        for number, (name, module, attributes, tables) in enumerate(
+            zip(self._names, self.modules, self._attributes, self._tables)
         ):
             now = {k: v for k, v in module.__dict__.items() if k not in (*_TABLES, "training")}
-            names = _differing(now, {k: v for k, v in attributes.items() if k != "training"})
+            names = differing(now, {k: v for k, v in attributes.items() if k != "training"})
             for table, before in tables.items():
                 if module.__dict__[table] or before:
-                    names |= _differing(module.__dict__[table], before)
+                    names |= differing(module.__dict__[table], before)
             names |= {key for key, buffer in module._buffers.items() if id(buffer) in written}
+            names |= self._contents.changed(number)
             if names:
                 found[name] = names
         return found
@@ -184,12 +191,13 @@ class ModelState:
         ):
             now = module.__dict__
             for table, before in {**tables, **hooks}.items():
-                if (now[table] or before) and _differing(now[table], before):
+                if (now[table] or before) and differing(now[table], before):
                     now[table].clear()
                     now[table].update(before)
             for name in now.keys() - attributes.keys() - set(_TABLES):
                 del now[name]
             now.update(attributes)
+        self._contents.restore()
         with torch.no_grad():
             for number, (buffer, version, values) in enumerate(self._buffers):
                 if self._wrote(buffer, version, values):
@@ -202,24 +210,6 @@ class ModelState:
         if _version(buffer) != version:
             return True
         return self._by_value and not torch.equal(buffer, values)
-
-
-def _differing(now: Any, before: Any) -> set[str]:
-    """Names whose values are not the same."""
-    missing = object()
-    return {
-        name
-        for name in now.keys() | before.keys()
-        if not _same(now.get(name, missing), before.get(name, missing))
-    }
-
-
-def _same(value: object, other: object) -> bool:
-    if value is other:
-        return True
-    if isinstance(value, tuple) and isinstance(other, tuple):
-        return len(value) == len(other) and all(map(_same, value, other))
-    return type(value) is type(other) and isinstance(value, _PLAIN) and value == other
 
 
 def _copied(buffer: Tensor, *, again: bool) -> tuple[int, Tensor]:

@@ -5,6 +5,7 @@ import math
 from afterdrop.evaluation.ensemble import Ensemble
 from afterdrop.family.estimates import Estimate
 from afterdrop.family.member import DET, Member
+from afterdrop.family.presentation import perplexity
 from afterdrop.report.run_outcome import Outcome
 
 
@@ -93,7 +94,7 @@ def headline(outcome: Outcome, unit: str) -> str:
         text += " The difference may be due to chance."
     if unit == "word":
         at_k = scores.xe(outcome.member).at(outcome.num_samples)
-        before, after = scores.perplexity(DET).value, math.exp(at_k)
+        before, after = scores.perplexity(DET).value, perplexity(at_k)
         split = split_name(scores.split)
         text += f" Perplexity on {split} data changes from {before:.2f} to {after:.2f}."
     return text
@@ -106,12 +107,23 @@ def _more_probable(gain: float, clear: bool) -> str:
         >>> _more_probable(0.01, True)
         'makes the correct answer 1.0 % more probable (geometric mean over targets) than'
     """
-    change = 100 * math.expm1(gain)
-    much = f"{abs(change):.1f} %" if abs(change) >= 0.05 else "less than 0.1 %"
     return (
-        f"{'makes' if clear else 'may make'} the correct answer {much} "
-        f"{'more' if change >= 0 else 'less'} probable (geometric mean over targets) than"
+        f"{'makes' if clear else 'may make'} the correct answer {_share(gain)} "
+        f"{'more' if gain >= 0 else 'less'} probable (geometric mean over targets) than"
     )
+
+
+def _share(gain: float) -> str:
+    """By how much a gain in nats makes an answer more or less probable.
+
+    Example:
+        >>> _share(0.1), _share(-0.0001), _share(3302.0)
+        ('10.5 %', 'less than 0.1 %', 'more than a million times')
+    """
+    if gain > math.log(1e6):
+        return "more than a million times"
+    change = abs(100 * math.expm1(gain))
+    return f"{change:.1f} %" if change >= 0.05 else "less than 0.1 %"
 
 
 def _higher_density(gain: float, clear: bool) -> str:

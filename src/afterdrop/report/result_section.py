@@ -5,7 +5,7 @@ import math
 from afterdrop.evaluation import Scores
 from afterdrop.evaluation.ensemble import Ensemble
 from afterdrop.family.member import DET, Member
-from afterdrop.family.presentation import presentation
+from afterdrop.family.presentation import perplexity, presentation
 from afterdrop.report.page_elements import Card, PageTable, Section
 from afterdrop.report.prose import describe, number, signed, split_name, with_error
 from afterdrop.report.run_outcome import Outcome
@@ -29,7 +29,7 @@ def cards(outcome: Outcome, unit: str) -> list[Card]:
         Card("Chosen member", number(after), split),
     ]
     if unit == "word":
-        ratio = f"{math.exp(before):.2f} → {math.exp(after):.2f}"
+        ratio = f"{perplexity(before):.2f} → {perplexity(after):.2f}"
         shown.append(Card("Perplexity", ratio, f"{split_name(scores.split)}; lower is better"))
     elif not scores.protocol.has_classes:
         ranked = " → ".join(number(scores.crps(m).value) for m in (DET, outcome.member))

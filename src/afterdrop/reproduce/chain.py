@@ -153,8 +153,9 @@ class Chain:
             limits[split] = self._fit_limit(run, request, seconds)
             self._write_plan(plans)
         execution = Execution(resume=run.layout.parts(split), progress=self.progress)
-        scores = self._scores(run, replace(request, limit=limits[split]), execution)
-        run.save_scores(scores)
+        with run.reserved_scores(split):
+            scores = self._scores(run, replace(request, limit=limits[split]), execution)
+            run.save_scores(scores)
         self.say(f"  {scores}")
 
     def _request(self, job: ChainJob, split: str) -> Request:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from torch import nn
 from afterdrop.data import ImageSet, TextSet, batches
 from afterdrop.errors import DataError, FileError
 from afterdrop.evaluation.loop import Execution, run_evaluation
-from afterdrop.evaluation.part_files import remove_parts
+from afterdrop.evaluation.part_files import remove_parts, scores_lock
 from afterdrop.evaluation.request import Carry, Lifetime, Request, StreamSettings
 from afterdrop.evaluation.scores import Scores
 from afterdrop.evaluation.text_evaluation import run_text
@@ -201,6 +203,25 @@ class Run:
             )
         remove_parts(self.layout.parts(request.split))
         return scores
+
+    @contextlib.contextmanager
+    def reserved_scores(self, split: str, *, overwrite: bool = False) -> Iterator[None]:
+        """Reserves the scores of a split for one writer, from before evaluating until saved.
+
+        Args:
+            split: The split.
+            overwrite: Whether scores that exist may be replaced.
+
+        Raises:
+            FileError: If another process is evaluating the split, or there are scores already.
+        """
+        path = self.layout.scores(split)
+        with scores_lock(self.layout.scores_lock(split), path):
+            if path.exists() and not overwrite:
+                raise FileError(
+                    f"{path} exists; --overwrite replaces it, another --out or --split keeps it"
+                )
+            yield
 
     def save_scores(self, scores: Scores) -> Path:
         """Writes the scores of their split; returns the file."""

@@ -25,6 +25,7 @@ from afterdrop.selection.ensemble_gain import ensemble_gain
 from afterdrop.selection.stability import check_stability
 
 _ROUNDING = 1e-6  # of a mean XE
+_MOST_RESAMPLES = 1_000_000  # each takes a number per example
 _FEWEST = 10  # the samples of the scores divided by those of the predictor, at most
 
 
@@ -91,8 +92,8 @@ def select(
         raise MemberError(f"prefer={prefer!r} must be 'best' or 'cheapest'")
     if folds == 1 or folds < 0:
         raise MemberError(f"folds={folds} must be 0 (no cross-fitting) or at least 2")
-    if resamples < 0:
-        raise MemberError(f"resamples={resamples} must be at least 0")
+    if not 0 <= resamples <= _MOST_RESAMPLES:
+        raise MemberError(f"resamples={resamples} must be between 0 and {_MOST_RESAMPLES:,}")
     criterion = Criterion.of(by)
     if num_samples is None:  # other losses than XE are only known for the samples evaluated
         by_xe = criterion.losses is None

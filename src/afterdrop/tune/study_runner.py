@@ -23,6 +23,7 @@ from afterdrop.tune.study_settings import TuneSettings
 from afterdrop.tune.trials import Trial
 from afterdrop.tune.worker import BAD_INPUT, INTERRUPTED, Workplace, work
 
+_MOST_WORKERS = 64  # or four per core: each is a process that imports torch
 _REPLACEMENTS = 3  # restarts per worker that was killed
 
 
@@ -76,6 +77,9 @@ def run_study(
     least = {"trials": (trials, 1), "workers": (workers, 1), "top": (top, 1), "reruns": (reruns, 0)}
     for what, (number, lowest) in least.items():
         check_count(what, number, least=lowest)
+    most = max(_MOST_WORKERS, 4 * _cores())
+    if workers > most:
+        raise TuneError(f"workers={workers} are too many processes for this host; at most {most}")
     folder = Path(folder)
     place = Workplace(
         str(folder),

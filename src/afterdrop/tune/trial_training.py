@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from afterdrop.errors import AfterdropError
+from afterdrop.evaluation.chunks import out_of_memory
 from afterdrop.train import DivergedError, TrainConfig, TrainError, TrainResult
 from afterdrop.train import run as run_training
 from afterdrop.train.folder import RunFolder, locked
@@ -50,7 +51,7 @@ def run_trial(job: TrialJob, ledger: Ledger, trial: Trial) -> str | None:
     except DivergedError as error:
         return _failed(ledger, trial, f"diverged: {error}")
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-        if isinstance(error, AfterdropError) or not _is_memory(error):
+        if isinstance(error, AfterdropError) or not out_of_memory(error):
             raise
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -167,9 +168,3 @@ def _free_folder(folder: Path, trial: Trial) -> Path:
             return other if run.best.exists() and not run.last.exists() else folder
     except TrainError:
         return other
-
-
-def _is_memory(error: BaseException) -> bool:
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return True
-    return "allocate memory" in str(error)  # the message of torch's CPU allocator

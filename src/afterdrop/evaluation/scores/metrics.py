@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from afterdrop.errors import ScoresError
+from afterdrop.family import presentation
 from afterdrop.family.calibration import Binning, calibration_error, calibration_residuals
 from afterdrop.family.estimates import Estimate, Values, estimate
 from afterdrop.family.member import Member
@@ -105,7 +106,7 @@ def mutual_information(scores: Scores, member: Member) -> Estimate:
 def perplexity(scores: Scores, member: Member) -> Estimate:
     """exp(XE), with errors by the delta method."""
     xe = scores.xe(member)
-    value, corrected = (math.inf if v >= 700 else math.exp(v) for v in (xe.value, xe.corrected))
+    value, corrected = (presentation.perplexity(nats) for nats in (xe.value, xe.corrected))
     errors = (value * xe.mc_error, value * xe.data_error)
     return Estimate(value, corrected, *errors, xe.num_samples, corrected * xe.bias_error)
 

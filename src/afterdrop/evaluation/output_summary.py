@@ -1,0 +1,94 @@
+"""A short summary of a model's logits, by which a resumed evaluation recognises its model.
+
+Weights have a fingerprint, but code, settings and state outside of them do not. So the logits of
+the first batch are projected onto fixed directions: every row and every class counts, with a factor
+of its own, so that another order of the classes and a change in any row are seen.
+
+Legend: D directions, N rows, V classes, G groups of rows.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+_DIRECTIONS = (2.0, 3.0, 5.0)  # their square roots are the frequencies of the factors
+_ROWS = 7.0  # that of the factors of rows
+_GROUPS = 1024  # rows beyond that share sums, so that the summary stays short
+_ELEMENTS = 2**22  # that are projected at once, in float64
+_MASKED = 1e6  # logits beyond that, of either sign, mark classes that cannot occur
+
+# A summary must be the same when the same evaluation is resumed, but for rounding: another number
+# of threads, another kernel for the same operation, or atomic additions add in another order.
+# Layers accumulate that to some hundred units in the last place of the largest logits. In 16 bits
+# this many would be as large as the logits, which do not differ by that much: each layer averages.
+_ROUNDINGS = 512
+
+
+class OutputSummary(NamedTuple):
+    """What identifies the logits of a batch.
+
+    Attributes:
+        projections: [D, G] their projections, in float64.
+        tolerance: The difference that rounding may cause, relative to their size.
+    """
+
+    projections: Tensor
+    tolerance: float
+
+    def matches(self, kept: Tensor) -> bool:
+        """Whether other projections are of the same logits, up to rounding.
+
+        Example:
+            >>> logits = torch.tensor([[1.0, 2.0, 4.0]])
+            >>> found = summary(logits)
+            >>> found.matches(summary(logits * 1.000001).projections)
+            True
+            >>> found.matches(summary(logits.flip(-1)).projections)
+            False
+        """
+        if (kept.shape, kept.dtype) != (self.projections.shape, self.projections.dtype):
+            return False
+        size = self.projections.square().mean().sqrt()
+        return bool(((kept - self.projections).abs() <= self.tolerance * size).all())
+
+
+def summary(logits: Tensor, dtype: torch.dtype | None = None) -> OutputSummary:
+    """Projects the logits of a batch.
+
+    Args:
+        logits: [..., V] the logits, on a device that has float64.
+        dtype: The coarsest that they were computed with; by default their own.
+    """
+    rows_NV = logits.flatten(0, -2)
+    count, classes = rows_NV.shape
+    groups = max(1, min(count, _GROUPS))
+    device = logits.device
+    found_GD = torch.zeros(groups, len(_DIRECTIONS), dtype=torch.float64, device=device)
+    factors_VD = torch.stack([_factors(classes, number) for number in _DIRECTIONS], -1).to(device)
+    factors_N = _factors(count, _ROWS).to(device)
+    groups_N = torch.arange(count, device=device) % groups
+    step = max(1, _ELEMENTS // max(classes, 1))
+    for start in range(0, count, step):
+        part = slice(start, start + step)
+        projected_ND = _finite(rows_NV[part].double()) @ factors_VD
+        found_GD.index_add_(0, groups_N[part], projected_ND * factors_N[part, None])
+    epsilon = torch.finfo(dtype or logits.dtype).eps
+    tolerance = min(_ROUNDINGS * epsilon, epsilon**0.5)
+    return OutputSummary(found_GD.T.contiguous().cpu(), tolerance)
+
+
+def _factors(count: int, number: float) -> Tensor:
+    """Fixed factors, spread over both signs without a period."""
+    position = torch.arange(1, count + 1, dtype=torch.float64)
+    # Not the cosine itself, which may be near 0: every row and class must count.
+    wave = torch.cos(position.square() * number**0.5)
+    return torch.where(wave < 0, wave - 1, wave + 1)
+
+
+def _finite(x: Tensor) -> Tensor:
+    """Logits, with a number of ordinary size for each that is infinite, not a number, or a mask."""
+    ordinary = x.abs() < _MASKED
+    return x.where(ordinary, 10 * x.sign().nan_to_num(2.0))
