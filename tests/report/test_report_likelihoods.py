@@ -58,4 +58,5 @@ def test_the_verbs_go_on_with_scores_of_any_likelihood(kind, tmp_path, capsys):
     assert ("quantile averaging, ×" in html) == (kind == "gaussian")
     assert f"--likelihood {kind}" in html
     assert ("more probable" in html) != numbers
+    assert ("NLL (nats)" in html) == numbers and ("XE (nats)" in html) != numbers
     assert ("the log-density of the targets by" in html) == numbers

@@ -8,7 +8,7 @@ from afterdrop.report import figures
 from afterdrop.report.figure_style import Axes
 from afterdrop.report.figure_svg import inline_svg
 from afterdrop.report.page_elements import PageTable, Picture, Section
-from afterdrop.report.prose import number, with_error
+from afterdrop.report.prose import loss_label, number, with_error
 from afterdrop.report.result_section import shown_members
 from afterdrop.report.run_outcome import Outcome
 
@@ -81,7 +81,7 @@ def _map_table(scores: Scores, *, tuned: bool) -> PageTable:
         row = ["—" if member.deterministic else f"{member.alpha:g}", f"{member.multiplier:g}"]
         row += [number(shown.temperature, 3), number(scores.xe(shown).value), with_error(gain)]
         rows.append(tuple(row))
-    head = ("α", "multiplier", "T", "XE (nats)", "gain over deterministic, T = 1")
+    head = ("α", "multiplier", "T", loss_label(scores), "gain over deterministic, T = 1")
     return PageTable("Values of this map", head, rows)
 
 

@@ -2,6 +2,7 @@
 
 import math
 
+from afterdrop.evaluation import Scores
 from afterdrop.evaluation.ensemble import Ensemble
 from afterdrop.family.estimates import Estimate
 from afterdrop.family.member import DET, Member
@@ -138,6 +139,11 @@ def _higher_density(gain: float, clear: bool) -> str:
         f"{f'{verb}s' if clear else f'may {verb}'} the log-density of the targets by "
         f"{number(abs(gain))} nats on average, compared with"
     )
+
+
+def loss_label(scores: Scores) -> str:
+    """The head of a column of losses: cross entropies of classes, NLL of numbers."""
+    return "XE (nats)" if scores.protocol.has_classes else "NLL (nats)"
 
 
 def verdict(found: Estimate, above: str = "gain", below: str = "loss") -> str:

@@ -7,7 +7,7 @@ from afterdrop.evaluation.ensemble import Ensemble
 from afterdrop.family.member import DET, Member
 from afterdrop.family.presentation import perplexity, presentation
 from afterdrop.report.page_elements import Card, PageTable, Section
-from afterdrop.report.prose import describe, number, signed, split_name, with_error
+from afterdrop.report.prose import describe, loss_label, number, signed, split_name, with_error
 from afterdrop.report.run_outcome import Outcome
 from afterdrop.selection import Choice
 from afterdrop.selection.candidate import Candidate
@@ -106,7 +106,7 @@ def summary_section(outcome: Outcome, unit: str) -> Section:
     if outcome.ensemble is not None:
         found = ensemble_gain(outcome.scores, outcome.ensemble, outcome.member)
         section.paragraphs += found.lines()
-        section.tables.append(_members_table(outcome.ensemble))
+        section.tables.append(_members_table(outcome.scores, outcome.ensemble))
     if outcome.choice is not None:
         section.paragraphs += _criterion(outcome.choice)
         if outcome.choice.also:
@@ -131,11 +131,11 @@ def _criterion(choice: Choice) -> list[str]:
     return [f"The member was chosen by {choice.by}, where lower is better. {choice.headline()}"]
 
 
-def _members_table(ensemble: Ensemble) -> PageTable:
+def _members_table(scores: Scores, ensemble: Ensemble) -> PageTable:
     pairs = zip(ensemble.names, ensemble.single_xe)
     rows = [(name, number(xe)) for name, xe in pairs]
     marked = frozenset({ensemble.best})
-    return PageTable("Each member alone, T = 1", ("member", "XE (nats)"), rows, marked)
+    return PageTable("Each member alone, T = 1", ("member", loss_label(scores)), rows, marked)
 
 
 def _elsewhere_table(choice: Choice) -> PageTable:
@@ -153,8 +153,7 @@ def _elsewhere_table(choice: Choice) -> PageTable:
 
 
 def _summary(scores: Scores, members: dict[str, Member], chosen: Member, unit: str) -> PageTable:
-    name = "XE" if scores.protocol.has_classes else "NLL"
-    head = ["member", f"{name} (nats)", "± error", *scores.metrics]
+    head = ["member", loss_label(scores), "± error", *scores.metrics]
     shown = presentation(unit)
     head += [] if shown.name == "XE" else [shown.name]
     rows = []
@@ -211,7 +210,13 @@ def _ranking_table(outcome: Outcome, selection: Choice) -> PageTable:
     marked = frozenset(i for i, (_, c) in enumerate(shown) if c.member == outcome.member)
     return PageTable(
         f"Best of {len(ranking)} candidates on {split_name(outcome.scores.split)} data",
-        ("rank", "member", "XE (nats)", "difference to the best", *(o.name for o in others)),
+        (
+            "rank",
+            "member",
+            loss_label(outcome.scores),
+            "difference to the best",
+            *(o.name for o in others),
+        ),
         rows,
         marked,
         left=frozenset({0, 1}),
@@ -224,7 +229,7 @@ def _pilot_table(scores: Scores, pilot: tuple[Candidate, ...]) -> PageTable:
     return PageTable(
         f"Multipliers that only the pilot evaluated ({scores.pilot.num_targets:,} targets, "
         f"{scores.pilot.num_samples} samples)",
-        ("member", "XE (nats)", "difference to the best of the pilot"),
+        ("member", loss_label(scores), "difference to the best of the pilot"),
         rows,
         left=frozenset({0}),
     )
