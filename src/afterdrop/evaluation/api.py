@@ -354,8 +354,8 @@ def evaluate_samples(
             data. For other data than those that choose, `choice.ensemble.ensemble.best`.
         ignore_index: Targets with this value do not count.
         likelihood: The kind of targets, as for `evaluate`. Samples of "binary" and "multilabel" are
-            logits [K, *targets.shape], of "gaussian" means and variances [K, *targets.shape, 2],
-            and of "squared_error" means [K, *targets.shape].
+            logits [K, N, ...] in the shape of the targets, of "gaussian" means and variances
+            [K, N, ..., 2], and of "squared_error" means [K, N, ...].
         temperatures: Lowest and highest temperature; by default chosen from the first examples.
         memory: Bytes to use; by default 256 MiB.
         progress: Whether to show a progress bar.
