@@ -10,6 +10,7 @@ PYTEST := $(BIN)/python -m pytest -q
 LEFT_OUT := gpu or subprocess or database or browser or interpreter or slow
 CHECK_APART := tests/evaluation tests/family tests/masks tests/properties
 TEST_APART := tests/chaos tests/kernels tests/report tests/scale tests/tune
+TEST_THIRD := tests/e2e tests/fuzz
 
 .PHONY: env demo check test test-gpu test-harness fuzz chaos lint format bench docs wheel clean
 
@@ -65,8 +66,8 @@ check: lint
 test: env
 	$(call side_by_side,\
 	  $(PYTEST) -p no:cacheprovider $(TEST_APART),\
-	  $(MAKE) lint && $(PYTEST) $(addprefix --ignore=,$(TEST_APART)),\
-	  $(MAKE) docs wheel)
+	  $(MAKE) lint && $(PYTEST) $(addprefix --ignore=,$(TEST_APART) $(TEST_THIRD)),\
+	  $(PYTEST) -p no:cacheprovider $(TEST_THIRD) && $(MAKE) docs wheel)
 
 # On a machine with a GPU: its own tests, and those of the kernels on the device itself.
 test-gpu: env
