@@ -62,4 +62,4 @@ def perplexity(xe: float) -> float:
         >>> round(perplexity(4.0), 1), perplexity(3302.0)
         (54.6, inf)
     """
-    return math.exp(xe) if xe < _LARGEST_EXPONENT else math.inf
+    return math.inf if xe > _LARGEST_EXPONENT else math.exp(xe)
