@@ -189,7 +189,7 @@ class OperatorMode(TorchFunctionMode, abc.ABC):
 
 
 def _set_mode(module: nn.Module, training: bool) -> None:
-    """Sets the mode of a module, where torch's own assignment is not needed without it."""
+    """Sets the mode of a module, past torch's slow assignment unless the module has its own."""
     if type(module).__setattr__ is nn.Module.__setattr__:
         module.__dict__["training"] = training
     else:
