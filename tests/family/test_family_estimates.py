@@ -65,7 +65,10 @@ def test_mask_error_matches_a_loop():
     v = values()
     d = (v.halves[0] - v.halves[1]).numpy()
     sums = np.array([d[CLUSTERS.numpy() == c].sum() for c in range(15)])
-    assert mc_error(v, CLUSTERS, shared=False) == pytest.approx(np.sqrt((sums**2).sum()) / 120)
+    excess = (v.whole - v.halves.mean(0)).numpy()
+    spread = oracle_clustered(excess, CLUSTERS.numpy())
+    expected = np.sqrt((sums**2).sum() / 120**2 + spread**2)
+    assert mc_error(v, CLUSTERS, shared=False) == pytest.approx(expected)
     assert mc_error(v, CLUSTERS, shared=True) == pytest.approx(abs(d.mean()) / 2)
     assert mc_error(Values(v.whole, None, 0), CLUSTERS, shared=False) == 0
     assert math.isnan(mc_error(Values(v.whole, None, 1), CLUSTERS, shared=False))
@@ -233,8 +236,9 @@ def test_the_limit_of_a_cross_entropy_is_not_negative():
 def test_differences_between_alphas_are_not_more_certain_than_they_are(k, rare):
     """The logarithms of a mean and of a geometric mean differ by half a variance.
 
-    Its error is right if the variance comes from rare samples, and on the safe side if samples are
-    normal: their variance has K/2 − 1 degrees of freedom in a half, where K samples have K − 1.
+    Its error is nearly right if the variance comes from rare samples, and on the safe side if
+    samples are normal: their variance has K/2 − 1 degrees of freedom in a half, where K samples
+    have K − 1, and the square of the difference between two halves' means has one.
     """
     generator = torch.Generator().manual_seed(k)
     draws = torch.randn(20_000, k, 20, generator=generator, dtype=torch.float64)
@@ -246,7 +250,7 @@ def test_differences_between_alphas_are_not_more_certain_than_they_are(k, rare):
         a, b = (Values(whole[x][i], halves[x][i], k, member=Member(x, 0.5)) for x in (1.0, 0.0))
         errors.append(mc_error(a.minus(b), torch.arange(20), shared=False))
     found = (whole[1.0] - whole[0.0]).mean(1).var().item()
-    expected = 1.0 if rare else (k - 1) / (k - 2)
+    expected = 1 + 1 / (k - 1) ** 2 if rare else (k - 1) / (k - 2) + 1 / (k - 1)
     assert np.mean(np.square(errors)) / found == pytest.approx(expected, rel=0.12)
 
 

@@ -11,14 +11,16 @@ The XE of a K-sample mean is biased upwards by about c/K, which more data does n
                 halves differ little. Where they differ by more than 1 nat, a few samples decide
                 about a target, and the correction of such targets counts as unknown. Estimates
                 from a quarter of the samples, where there are any, test the law itself.
-    mc_error    the error of x from the masks. The halves differ by d_i = h_i,1 − h_i,2, and the
-                standard deviation of x is half of that of d: sqrt(Σ_g (Σ_{i∈g} d_i)²)/(2N) for
+    mc_error    the error of x from the masks. By definition x = mean(h_1, h_2) + c, where c is what
+                only all samples together show. The error of the mean of two independent halves
+                follows from their difference d_i = h_i,1 − h_i,2: sqrt(Σ_g (Σ_{i∈g} d_i)²)/(2N) for
                 masks that are independent between examples, |mean d|/2 if examples share masks.
-                Two alphas of one multiplier differ by what the samples' variance makes of them. A
-                variance of K samples shows the share 1 − 1/K of the true one, that of a half
-                1 − 2/K: such differences have their mc_error multiplied by (K − 1)/(K − 2). This
-                is right where few samples make up the variance; for normal ones it is too large,
-                by the root of that factor.
+                That of c is at most its spread between clusters, which exists only in the first
+                case; both are added as independent errors. They are not if few samples decide.
+                This matters for two alphas of one multiplier, which differ by what the samples'
+                variance makes of them: K samples show the share 1 − 1/K of a variance that few of
+                them make up, halves 1 − 2/K. Such differences have the error of the mean of their
+                halves multiplied by (K − 1)/(K − 2), which is too much for normal samples.
     data_error  the error from the choice of targets: the spread between clusters, less the
                 independent mask noise that it also contains.
 
@@ -118,8 +120,11 @@ class Values:
         quarters: [N] at K/4 samples; None if they were not kept.
         member: Whose values these are, if they are one member's.
         moved_error: Error of the mean from an earlier move to another number of samples.
-        mc_factor: What the mask error has to be multiplied by; NaN if the halves do not show it.
+        mc_factor: What the error of the mean of the halves has to be multiplied by; NaN if the
+            halves do not show it.
         drawn: Samples that halves were taken from, if values were moved to another number.
+        excess: [N] what `whole` adds to the mean of independent halves, if values were moved; None
+            if it is the difference of the two.
     """
 
     whole: Tensor
@@ -131,6 +136,7 @@ class Values:
     moved_error: float = 0.0
     mc_factor: float = 1.0
     drawn: float | None = None
+    excess: Tensor | None = None
 
     def at(self, k: float | None) -> Tensor:
         """[N] values expected of `k` samples; None stands for K itself, inf for no bias.
@@ -158,7 +164,8 @@ class Values:
         if self.halves is None or k is None or k == self.num_samples:
             return self
         spread = (self.halves - self.halves.mean(0)).nan_to_num(0.0, 0.0, 0.0)  # of infinite values
-        error = abs(1 - self.num_samples / k) * bias_error(self)
+        ratio = self.num_samples / k
+        error = abs(1 - ratio) * bias_error(self)
         return dataclasses.replace(
             self,
             whole=self.at(k),
@@ -167,7 +174,16 @@ class Values:
             quarters=None,
             moved_error=math.hypot(self.moved_error, error),
             drawn=self.drawn or self.num_samples,
+            excess=(2 - ratio) * self.beyond_halves().nan_to_num(0.0, 0.0, 0.0),
         )
+
+    def beyond_halves(self) -> Tensor:
+        """[N] what all samples show beyond the mean of independent halves: c in the legend."""
+        if self.excess is not None:
+            return self.excess
+        if self.halves is None or len(self.halves) > 2:
+            return torch.zeros_like(self.whole)  # the jackknife's error contains it
+        return self.whole - self.halves.mean(0)
 
     def minus(self, other: "Values", k: float | None = None) -> "Values":
         """Paired differences to another member, at `k` samples."""
@@ -187,14 +203,17 @@ class Values:
             quarters=quarters,
             moved_error=math.hypot(mine.moved_error, theirs.moved_error),
             mc_factor=_variance_factor(self, other),
+            excess=mine.beyond_halves() - theirs.beyond_halves(),
         )
 
     def part(self, chosen: Tensor) -> "Values":
         """The values of some targets [N] (a mask or numbers)."""
-        kept = (None if v is None else v[..., chosen] for v in (self.halves, self.quarters))
-        return dataclasses.replace(
-            self, whole=self.whole[chosen], halves=next(kept), quarters=next(kept)
-        )
+        kept = {
+            name: None if values is None else values[..., chosen]
+            for name, values in vars(self).items()
+            if name in ("whole", "halves", "quarters", "excess")
+        }
+        return dataclasses.replace(self, **kept)
 
 
 def _variance_factor(mine: Values, theirs: Values) -> float:
@@ -231,11 +250,12 @@ def mc_error(values: Values, clusters: Tensor, *, shared: bool) -> float:
     if values.halves is None:
         return math.nan
     spread = _spread(values.halves) * values.mc_factor
-    if shared:
-        found = spread.mean(-1).square().sum().sqrt()
+    if shared or not clusters.any():  # a single cluster shows no spread either
+        found = spread.mean(-1).square().sum().sqrt().item()
     else:
-        found = cluster_sums(spread, clusters).square().sum().sqrt() / len(clusters)
-    return math.hypot(found.item(), values.moved_error)
+        halves = cluster_sums(spread, clusters).square().sum().sqrt().item() / len(clusters)
+        found = math.hypot(halves, clustered_error(values.beyond_halves(), clusters))
+    return math.hypot(found, values.moved_error)
 
 
 def _spread(halves: Tensor) -> Tensor:
