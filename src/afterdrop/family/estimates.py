@@ -37,6 +37,7 @@ degrees of freedom, where two halves have one.
 
 import dataclasses
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -208,7 +209,7 @@ class Values:
 
     def part(self, chosen: Tensor) -> "Values":
         """The values of some targets [N] (a mask or numbers)."""
-        kept = {
+        kept: dict[str, Any] = {
             name: None if values is None else values[..., chosen]
             for name, values in vars(self).items()
             if name in ("whole", "halves", "quarters", "excess")
