@@ -254,7 +254,6 @@ def _at_rate_zero(dry: DryRun, recorder: Recorder) -> Iterator[Tensor]:
 
 def _eval_output(dry: DryRun) -> Tensor:
     """The logits of model.eval(), which must be the same each time."""
-    recorder, state = Recorder(dry.model), ModelState(dry.model, by_value=True)
 
     def twice() -> Iterator[Tensor]:
         for number in range(2):
@@ -266,7 +265,9 @@ def _eval_output(dry: DryRun) -> Tensor:
         outputs = list(twice())
         if dry.same(*outputs):
             return outputs[0]
-        with recorder.watching():  # only now: watching takes longer than the passes
+        # Only now: watching takes longer than the passes.
+        recorder, state = Recorder(dry.model), ModelState(dry.model, by_value=True)
+        with recorder.watching():
             _, detector = detected(recorder, lambda: list(twice()))
     if detector.draws:
         raise SiteError(

@@ -35,6 +35,7 @@ _HOOKS = (
     "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
 )
+_ALL = _TABLES + _HOOKS
 
 
 @contextlib.contextmanager
@@ -149,11 +150,11 @@ class ModelState:
             for module in self.modules
         ]
         self._contents = Contents(self._attributes)
+        # Without the empty ones, which are most: so many small dicts keep Python's garbage
+        # collector busy for longer than a pass of a model with thousands of modules.
         self._tables = [
-            {table: dict(module.__dict__[table]) for table in _TABLES} for module in self.modules
-        ]
-        self._hooks = [
-            {table: dict(module.__dict__[table]) for table in _HOOKS} for module in self.modules
+            {table: dict(module.__dict__[table]) for table in _ALL if module.__dict__[table]}
+            for module in self.modules
         ]
         self._buffers = [
             (buffer, *_copied(buffer, again=by_value))
@@ -175,9 +176,9 @@ class ModelState:
         ):
             now = {k: v for k, v in module.__dict__.items() if k not in (*_TABLES, "training")}
             names = differing(now, {k: v for k, v in attributes.items() if k != "training"})
-            for table, before in tables.items():
-                if module.__dict__[table] or before:
-                    names |= differing(module.__dict__[table], before)
+            for table in _TABLES:
+                if module.__dict__[table] or table in tables:
+                    names |= differing(module.__dict__[table], tables.get(table, {}))
             names |= {key for key, buffer in module._buffers.items() if id(buffer) in written}
             names |= self._contents.changed(number)
             if names:
@@ -186,12 +187,13 @@ class ModelState:
 
     def restore(self) -> None:
         """Restores everything, modes too."""
-        for module, attributes, tables, hooks in zip(
-            self.modules, self._attributes, self._tables, self._hooks
-        ):
+        for module, attributes, tables in zip(self.modules, self._attributes, self._tables):
             now = module.__dict__
-            for table, before in {**tables, **hooks}.items():
-                if (now[table] or before) and differing(now[table], before):
+            for table in _ALL:
+                if not (now[table] or table in tables):
+                    continue
+                before = tables.get(table, {})
+                if differing(now[table], before):
                     now[table].clear()
                     now[table].update(before)
             for name in now.keys() - attributes.keys() - set(_TABLES):
