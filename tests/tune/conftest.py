@@ -51,12 +51,12 @@ def settings(recipe: Path) -> TuneSettings:
 
 
 @pytest.fixture(scope="session")
-def postgres_url() -> Iterator[str]:
+def postgres_server() -> Iterator[postgres.Server]:
     reason = postgres.why_not()
     if reason:
         pytest.skip(reason)
-    with postgres.server() as url:
-        yield url
+    with postgres.server() as server:
+        yield server
 
 
 POSTGRESQL = pytest.param("postgresql", marks=pytest.mark.database)
@@ -69,7 +69,7 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
         return None
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'study.db'}"
-    return request.getfixturevalue("postgres_url")
+    return request.getfixturevalue("postgres_server").url
 
 
 @pytest.fixture

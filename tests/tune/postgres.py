@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 
 def find_binary(name: str) -> str | None:
@@ -30,33 +31,52 @@ def why_not() -> str | None:
     return None
 
 
-@contextlib.contextmanager
-def server() -> Iterator[str]:
-    """Starts a server on a socket of its own, gives its URL, and ends it."""
-    folder = Path(tempfile.mkdtemp(prefix="afterdrop-pg-"))
-    user: dict[str, int] = {}
-    if os.getuid() == 0:  # the server refuses to run as root
-        entry = pwd.getpwnam("nobody")
-        os.chown(folder, entry.pw_uid, entry.pw_gid)
-        user = {"user": entry.pw_uid, "group": entry.pw_gid}
-    options = {"cwd": folder, "stdout": subprocess.DEVNULL, **user}
-    try:
+class Server:
+    """A server on a socket of its own, which can be stopped and started again.
+
+    Args:
+        folder: An empty folder, for its data and its socket.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.url = f"postgresql://afterdrop@/postgres?host={folder}"
+        self._folder = folder
+        self._options: dict[str, Any] = {"cwd": folder, "stdout": subprocess.DEVNULL}
+        if os.getuid() == 0:  # the server refuses to run as root
+            entry = pwd.getpwnam("nobody")
+            os.chown(folder, entry.pw_uid, entry.pw_gid)
+            self._options |= {"user": entry.pw_uid, "group": entry.pw_gid}
         subprocess.run(
             [find_binary("initdb"), "-D", "data", "-A", "trust", "-U", "afterdrop", "--no-sync"],
             check=True,
-            **options,
+            **self._options,
         )
-        command = [find_binary("postgres"), "-D", "data", "-k", str(folder), "-F"]
-        process = subprocess.Popen(
-            [*command, "-c", "listen_addresses="], stderr=subprocess.DEVNULL, **options
+        self.start()
+
+    def start(self) -> None:
+        """Starts it and waits until it answers."""
+        command = [find_binary("postgres"), "-D", "data", "-k", str(self._folder), "-F"]
+        self._process = subprocess.Popen(
+            [*command, "-c", "listen_addresses="], stderr=subprocess.DEVNULL, **self._options
         )
+        _wait(self.url, self._process)
+
+    def stop(self) -> None:
+        """Ends it and its connections."""
+        self._process.send_signal(signal.SIGINT)
+        self._process.wait(timeout=30)
+
+
+@contextlib.contextmanager
+def server() -> Iterator[Server]:
+    """Starts a server, and ends it."""
+    folder = Path(tempfile.mkdtemp(prefix="afterdrop-pg-"))
+    try:
+        started = Server(folder)
         try:
-            url = f"postgresql://afterdrop@/postgres?host={folder}"
-            _wait(url, process)
-            yield url
+            yield started
         finally:
-            process.send_signal(signal.SIGINT)
-            process.wait(timeout=30)
+            started.stop()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from postgres import Server
 
 from afterdrop.tune import optuna_backend, storage_retries
 from afterdrop.tune.checks import TuneError
@@ -60,6 +61,22 @@ def test_only_whole_operations_are_repeated(pauses):
     assert outer() == "done" and len(outer_calls) == 2
     with no_retries(), pytest.raises(StorageAway):
         away_for(1)()
+
+
+@pytest.mark.database
+def test_a_server_that_comes_back_is_used_again(tmp_path, name, postgres_server: Server, capsys):
+    backend = Backend(tmp_path, postgres_server.url, name)
+    backend.write_settings({"seed": 1})
+    postgres_server.stop()
+    later = threading.Timer(2.0, postgres_server.start)
+    later.start()
+    try:
+        found = backend.settings()
+    finally:
+        later.join()
+    assert found == {"seed": 1} and backend.trials() == []
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "is away" in said and "trying again for 300 s" in said
 
 
 def test_errors_of_the_connection_are_told_from_others(tmp_path, monkeypatch, pauses):

@@ -87,7 +87,8 @@ def drop(
     source: MaskSource, op: str, x: Tensor, rate: float, shape: list[int], call: Call | None = None
 ) -> Tensor:
     """Plain dropout of `x` with one mask value per element of `shape`."""
-    mask = source.mask(op, rate, x.new_empty(()).expand(shape), x, call)
+    like = x if shape == list(x.shape) else x.new_empty(()).expand(shape)
+    mask = source.mask(op, rate, like, x, call)
     # Never `x` itself: a caller may register the result, and `x` may be a parameter.
     return x.view_as(x) if mask is None else mask.drop(x)
 
@@ -280,8 +281,22 @@ def run_body(source: MaskSource, func: FunctionType, *args: Any, **kwargs: Any) 
         return body(*args, **kwargs)
 
 
+def functional_dropout(
+    source: MaskSource,
+    func: FunctionType,
+    input: Tensor,
+    p: float = 0.5,
+    training: bool = True,
+    inplace: bool = False,
+) -> Tensor:
+    """Handles F.dropout as `run_body` does, without intercepting a second call."""
+    if not 0 <= p <= 1:
+        return run_body(source, func, input, p, training, inplace)  # its error
+    operator = torch.dropout_ if inplace else torch.dropout
+    return HANDLERS[operator](source, operator, input, p, training)
+
+
 _FUNCTIONAL = (
-    F.dropout,
     F.dropout1d,
     F.dropout2d,
     F.dropout3d,
@@ -293,6 +308,7 @@ _FUNCTIONAL = (
 
 def _handlers() -> dict[Any, Handler]:
     found: dict[Any, Handler] = dict.fromkeys(_FUNCTIONAL, run_body)
+    found[F.dropout] = functional_dropout
     for name, rule, feature in (
         ("dropout", drop, False),
         ("feature_dropout", drop, True),
