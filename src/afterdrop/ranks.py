@@ -15,6 +15,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from datetime import timedelta
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -23,9 +24,12 @@ from torch import Tensor
 
 from afterdrop.errors import AfterdropError, RankError, RankLost, StoppedElsewhere
 from afterdrop.rank_watch import VARIABLE, RankWatch, give_up_after, named
+from afterdrop.stop_request import pending_stop
 
 Splitting = Literal["split"]
 _Value = TypeVar("_Value")
+_INTERVAL = timedelta(seconds=0.2)
+_STOP_AFTER = 20.0  # seconds after a signal; torchrun kills a rank after 30, without a word
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,13 +68,13 @@ class Ranks:
         if self.count == 1:
             return number
         largest = torch.tensor(number)
-        self._communicate(lambda: dist.all_reduce(largest, dist.ReduceOp.MAX, group=self.cpu_group))
+        self._communicate(largest, dist.all_reduce, largest, dist.ReduceOp.MAX)
         return int(largest)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Replaces each rank's tensor by the sum over ranks, bit-identical on all of them."""
         if self.count > 1:
-            self._communicate(lambda: dist.all_reduce(tensor, group=self._group(tensor)))
+            self._communicate(tensor, dist.all_reduce, tensor)
         return tensor
 
     def gather_rows(self, tensor: Tensor) -> list[Tensor]:
@@ -79,7 +83,7 @@ class Ranks:
             return [tensor]
         own = tensor.detach().contiguous()
         found = [torch.empty_like(own) for _ in range(self.count)]
-        self._communicate(lambda: dist.all_gather(found, own, group=self._group(tensor)))
+        self._communicate(own, dist.all_gather, found, own)
         return found
 
     def from_rank0(self, call: Callable[[], _Value]) -> _Value:
@@ -157,31 +161,78 @@ class Ranks:
         """The tensor of the rank `source`, on every rank."""
         tensor = torch.empty(kind[1], dtype=kind[0]) if mine is None else mine
         if self.count > 1 and tensor.numel():
-            self._communicate(
-                lambda: dist.broadcast(tensor, group_src=source, group=self.cpu_group)
-            )
+            self._communicate(tensor, dist.broadcast, tensor, group_src=source)
         return tensor
 
-    def _group(self, tensor: Tensor) -> Any:
-        return self.cpu_group if tensor.device.type == "cpu" else None
+    def _communicate(
+        self, tensor: Tensor, operation: Callable[..., Any], *inputs: Any, **options: Any
+    ) -> None:
+        """Runs a collective operation of torch.distributed on this rank.
 
-    def _communicate(self, call: Callable[[], Any]) -> None:
+        Args:
+            tensor: One of its tensors, which are all on the same device.
+            operation: `dist.all_reduce` or another one.
+            inputs: Its arguments.
+            options: Its keyword arguments, except for the group.
+        """
+        on_cpu = tensor.device.type == "cpu"
         start = time.monotonic()
         try:
             with nullcontext() if self.watch is None else self.watch.waiting():
-                call()
+                group = self.cpu_group if on_cpu else None
+                work = operation(*inputs, **options, group=group, async_op=on_cpu)
+                if on_cpu:
+                    self._wait(work)
+        except RankLost:
+            raise
         except RuntimeError as error:
             reason = str(error).splitlines()[0]
             if self.watch is not None and self.watch.gave_up(time.monotonic() - start):
                 raise RankLost(
                     f"rank {self.rank} of {self.count} has waited "
-                    f"{time.monotonic() - start:.0f} s for {named(self.watch.missing())}, which "
-                    f"may be stopped or hanging, and gives up ({VARIABLE} sets the time): {reason}"
+                    f"{time.monotonic() - start:.0f} s for {self._missing()}, and gives up "
+                    f"({VARIABLE} sets the time): {reason}"
                 ) from error
             raise RankLost(
                 f"rank {self.rank} of {self.count} lost the others: one of them has ended, or its "
                 f"host cannot be reached ({reason})"
             ) from error
+
+    def _wait(self, work: Any) -> None:
+        """Waits for an operation in short intervals, between which Python handles signals.
+
+        Within one long wait it would not, and gloo does not always notice that a rank has died: a
+        rank would ignore the SIGTERM that torchrun then sends to it.
+        """
+        start = time.monotonic()
+        while not _is_done(work):
+            request = pending_stop()
+            if request is None:
+                continue
+            waited = time.monotonic() - max(start, request.since)
+            if waited > min(_STOP_AFTER, give_up_after().total_seconds() / 2):
+                raise RankLost(
+                    f"rank {self.rank} of {self.count} received {request.signal} and has waited "
+                    f"{waited:.0f} s for {self._missing()} since"
+                )
+
+    def _missing(self) -> str:
+        missing = [] if self.watch is None else self.watch.missing()
+        return f"{named(missing)}, which may be stopped or hanging" if missing else "the others"
+
+
+def _is_done(work: Any) -> bool:
+    """Waits a little for an operation; raises its error if it has failed."""
+    try:
+        work.wait(_INTERVAL)
+    except RankLost:  # of the handler of a signal
+        raise
+    except RuntimeError:  # its own error, or that the time is over
+        pass
+    if work.is_completed():
+        work.wait()
+        return True
+    return False
 
 
 SINGLE_PROCESS = Ranks()

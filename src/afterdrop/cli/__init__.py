@@ -25,14 +25,14 @@ from afterdrop.cli.score import score
 from afterdrop.cli.select import select
 from afterdrop.cli.sites import sites
 from afterdrop.cli.test import test
-from afterdrop.cli.torchrun import launched, speaks
+from afterdrop.cli.torchrun import end_rank, launched, speaks
 from afterdrop.cli.train import train
 from afterdrop.cli.tune import tune
 from afterdrop.errors import AfterdropError, StoppedElsewhere
 from afterdrop.evaluation.chunks import out_of_memory
 from afterdrop.interrupted_import import end_quiet_imports
 from afterdrop.plain_text import one_line
-from afterdrop.train.interrupt import Terminated, terminable
+from afterdrop.stop_request import Terminated, sigterm_raises
 
 VERBS: dict[str, Callable[..., int | None]] = {
     "train": train,
@@ -105,6 +105,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0 is success, 1 a check that failed, 2 bad input, 130 an interruption (SIGINT), 141 a closed
     output pipe and 143 a termination (SIGTERM).
     """
+    return end_rank(_run(arguments))
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     end_quiet_imports()
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files need not be Unicode
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -120,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             sys.stdout.flush()
             return 0 if given else 2
         # One parser per verb: with subcommands, tyro would print the full help of every verb.
-        with terminable():
+        with sigterm_raises(Terminated):
             status = tyro.cli(
                 checked(VERBS[verb]), prog=f"afterdrop {verb}", args=rest, config=_FLAGS
             )

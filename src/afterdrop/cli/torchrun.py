@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
 
 import torch
 import torch.distributed as dist
@@ -21,6 +20,7 @@ from torch.distributed.rendezvous import rendezvous
 from afterdrop.errors import RankError, RankLost
 from afterdrop.rank_watch import give_up_after
 from afterdrop.ranks import Ranks, Splitting, current
+from afterdrop.stop_request import sigterm_raises
 from afterdrop.train import choose_device
 
 
@@ -68,7 +68,7 @@ def process_group(device: str) -> Iterator[Splitting | None]:
             f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}: {error}; check that "
             "every host can reach it"
         ) from error
-    with _termination():
+    with sigterm_raises(_terminated):
         yield "split"
     # Not in a finally block: after an error, the group would wait for the rank that it lost.
     _leave()
@@ -80,27 +80,31 @@ def _leave() -> None:
     A rank that closes its connections early can make another rank's pending operations fail. No
     rank has pending operations here, so a failure of this barrier itself can be ignored.
     """
-    with contextlib.suppress(RuntimeError):
-        dist.all_reduce(torch.zeros(1))
+    with contextlib.suppress(RankLost):
+        current("split").max(0)
     dist.destroy_process_group()
 
 
-@contextlib.contextmanager
-def _termination() -> Iterator[None]:
-    """Turns SIGTERM, which torchrun sends when a rank has ended, into an error that keeps work."""
+def end_rank(status: int) -> int:
+    """The exit status of a command; a rank that failed ends here instead.
 
-    def lost(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, before)
-        raise RankLost(
-            f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} received SIGTERM: "
-            "another rank has ended, or the job was stopped"
-        )
+    A process group waits for its operations when Python destroys it, so that a rank whose
+    operation can never finish would not end.
+    """
+    if launched() and status != 0:
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):  # closed
+                stream.flush()
+        os._exit(status)
+    return status
 
-    before = signal.signal(signal.SIGTERM, lost)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+
+def _terminated() -> RankLost:
+    """What SIGTERM means, which torchrun sends when a rank has ended."""
+    return RankLost(
+        f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} received SIGTERM: "
+        "another rank has ended, or the job was stopped"
+    )
 
 
 def rank_device(device: str | None) -> str:

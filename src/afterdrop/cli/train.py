@@ -12,9 +12,9 @@ from afterdrop.cli.options import OptionalFloat, OptionalInt, OptionalPath, Opti
 from afterdrop.cli.torchrun import process_group, rank_device, speaks
 from afterdrop.errors import DataError
 from afterdrop.plain_text import first_line, shell_word
+from afterdrop.stop_request import Terminated
 from afterdrop.train import ConfigError
 from afterdrop.train import run as run_training
-from afterdrop.train.interrupt import Terminated
 
 _OWN_TEXT = "FOLDER"  # stands for the data in recipes for a user's own text
 

@@ -5,7 +5,6 @@ from afterdrop.train.checks import ConfigError, DivergedError, TrainError
 from afterdrop.train.config import TrainConfig, differences
 from afterdrop.train.device import choose_device
 from afterdrop.train.folder import RunFolder, locked
-from afterdrop.train.interrupt import StopRequest, stop_request
 from afterdrop.train.load_run import LoadedRun, Which, kept_fingerprints, load_model
 from afterdrop.train.objective import prior_scale
 from afterdrop.train.optimiser import AdamTF
@@ -33,7 +32,6 @@ __all__ = [
     "OptimiserSection",
     "RunFolder",
     "ScheduleSection",
-    "StopRequest",
     "TrainConfig",
     "TrainError",
     "TrainResult",
@@ -48,5 +46,4 @@ __all__ = [
     "prior_scale",
     "run",
     "shorten",
-    "stop_request",
 ]

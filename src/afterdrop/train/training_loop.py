@@ -13,10 +13,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from afterdrop.errors import FileError, RankLost
+from afterdrop.stop_request import StopRequest, stop_request
 from afterdrop.train.checkpoint import Checkpoint, keep_copy, read_facts, write_checkpoint
 from afterdrop.train.checks import DivergedError
 from afterdrop.train.folder import RunFolder
-from afterdrop.train.interrupt import StopRequest, stop_request
 from afterdrop.train.progress import Progress
 from afterdrop.train.replicas import check_equal
 from afterdrop.train.track import Tracker

@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from afterdrop.stop_request import Terminated, stop_request
 from afterdrop.train.checks import check_count
 from afterdrop.train.device import choose_device
-from afterdrop.train.interrupt import Terminated, stop_request
 from afterdrop.tune.checks import TuneError
 from afterdrop.tune.optuna_backend import Backend
 from afterdrop.tune.storage_retries import retried

@@ -24,7 +24,7 @@ import torch
 
 from afterdrop.errors import AfterdropError
 from afterdrop.file_locks import Alive
-from afterdrop.train.interrupt import StopRequest, stop_request
+from afterdrop.stop_request import StopRequest, stop_request
 from afterdrop.tune.checks import TuneError
 from afterdrop.tune.optuna_backend import Backend
 from afterdrop.tune.reruns import enqueue_reruns
