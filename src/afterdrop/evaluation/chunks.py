@@ -18,7 +18,7 @@ from afterdrop.masks.uniforms import Plan, table_bytes
 _SAMPLES_AT_ONCE = 5
 _SMALLEST = 2**20  # bytes below which a smaller budget is not tried
 CPU_MEMORY = 256 * 2**20
-CPU_CACHE = 96 * 2**20  # rows of a pass on a CPU: beyond this, activations leave the caches
+CPU_CACHE = 32 * 2**20  # rows of a pass on a CPU: beyond this, activations leave the caches
 # From 32 MiB on, glibc returns a tensor's memory to the system at once, and fetching it anew page
 # by page takes as long as a convolution or a product with a vocabulary of 10,000: stay below.
 CPU_TENSOR = 24 * 2**20

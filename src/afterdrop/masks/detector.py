@@ -100,7 +100,7 @@ class Detector(TorchDispatchMode):
         self._bytes += size
         self.largest_bytes = max(self.largest_bytes, size)
         self.peak_bytes = max(self.peak_bytes, self._bytes)
-        weakref.finalize(tensor, self._release, address)
+        weakref.finalize(_memory(tensor), self._release, address)
 
     def _release(self, address: int) -> None:
         self._bytes -= self._live.pop(address, 0)
@@ -160,6 +160,14 @@ def _address(tensor: Tensor) -> int:
         return tensor.untyped_storage().data_ptr()
     except (NotImplementedError, RuntimeError):
         return id(tensor)
+
+
+def _memory(tensor: Tensor) -> Any:
+    """What lives as long as the tensor's memory: its storage, which views of it share."""
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):
+        return tensor
 
 
 def _python_generators() -> tuple[Any, ...]:

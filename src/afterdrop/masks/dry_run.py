@@ -41,7 +41,7 @@ class Visit(NamedTuple):
         op: The operator's name.
         rate: Its rate, or None if the operator does not show it.
         shape: The mask's shape.
-        value: The tensor that would be dropped.
+        value: The tensor that would be dropped, if it was to be kept (`Recorder.kept`).
         own: Whether the model draws the mask itself.
     """
 
@@ -59,6 +59,8 @@ class Recorder(OperatorMode):
     Attributes:
         visits: What was recorded.
         constant: The value of all uniforms. Close to 1, they drop nothing.
+        kept: Places whose tensors are recorded. All of them would take several times the memory
+            of a pass, which is measured here.
         probe: A place, the layout that its mask may have and the number of rows: in passes with
             twice these rows, that mask drops the first half of them.
     """
@@ -73,6 +75,7 @@ class Recorder(OperatorMode):
         super().__init__(model, held, rates, places)
         self.visits: list[Visit] = []
         self.constant = 0.999
+        self.kept: Collection[Place] = ()
         self.probe: tuple[Place, Layout, int] | None = None
 
     def mask(
@@ -80,7 +83,8 @@ class Recorder(OperatorMode):
     ) -> RowMask | None:
         """See `MaskSource.mask`."""
         place, _ = call or self.locate()
-        self.visits.append(Visit(place, op, rate, tuple(like.shape), value, own=False))
+        kept = value if place in self.kept else None
+        self.visits.append(Visit(place, op, rate, tuple(like.shape), kept, own=False))
         if self.probe is None or self.probe[0] != place:
             return None
         return RowMask(self._fill_probed(torch.ones_like(like), 0.0), 0.0, None, ())
@@ -224,18 +228,45 @@ def find_layouts(
         raise
     except Exception as error:  # the user's model may fail in any way at another batch size
         return unbatched, False, f"the model fails on twice the rows: {type(error).__name__}"
-    after = list(recorder.visits)
-    if len(after) != len(visits):
+    pairs = _pairs(dry, recorder, visits, list(recorder.visits))
+    if pairs is None:
         return unbatched, False, "the number of random operations depends on the batch size"
     layouts: dict[Place, Layout] = {}
-    for old, new in zip(visits, after):
-        found = probe_layout((old.shape, _values(old)), (new.shape, _values(new)), dry.batch)
+    for unscaled, (old, new) in zip(visits, pairs):
+        found = _fitting(old, new, dry.batch)
         layout = found[0] if len(found) == 1 else _probe(dry, recorder, new, found, output)
-        scaled = bool(dry.rates) and not old.own and new.rate != old.rate
+        scaled = bool(dry.rates) and not old.own and new.rate != unscaled.rate
         layout = dataclasses.replace(layout, scaled=scaled)
         if layouts.setdefault(old.place, layout) != layout:
             layouts[old.place] = Layout(None, varies=True, scaled=scaled)
     return layouts, *_independent(dry, recorder, layouts, output)
+
+
+def _pairs(
+    dry: DryRun, recorder: Recorder, once: list[Visit], twice: list[Visit]
+) -> list[tuple[Visit, Visit]] | None:
+    """Each visit of a pass, and of one with twice the rows; None if there are not as many.
+
+    Where shapes leave several layouts, the visits are those of passes that keep the tensors.
+    """
+    if len(once) != len(twice):
+        return None
+    pairs = list(zip(once, twice))
+    recorder.kept = {old.place for old, new in pairs if len(_fitting(old, new, dry.batch)) > 1}
+    if not recorder.kept:
+        return pairs
+    again = []
+    for copies in (1, 2):
+        dry.run(recorder, _HALF, copies)
+        again.append(list(recorder.visits))
+    recorder.kept = ()
+    once, twice = again
+    return list(zip(once, twice)) if len(once) == len(twice) == len(pairs) else None
+
+
+def _fitting(old: Visit, new: Visit, rows: int) -> list[Layout]:
+    """The layouts that the mask may have, as far as the visits show."""
+    return probe_layout((old.shape, _values(old)), (new.shape, _values(new)), rows)
 
 
 def _values(visit: Visit) -> Tensor | None:
