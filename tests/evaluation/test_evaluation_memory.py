@@ -30,13 +30,13 @@ print((peak(8192) - before) / 1024, "torch._dynamo" in sys.modules)
 
 @pytest.mark.subprocess
 def test_memory_does_not_grow_with_samples():
-    """A budget of 32 MiB, tables of 32 MiB, and room for what is beside them.
+    """A budget of 32 MiB, tables of 32 MiB, and room for what is beside them: 63 to 78 were seen.
 
     Nor does an evaluation import torch's compiler, which takes seconds.
     """
     done = subprocess.run([sys.executable, "-c", PEAK], capture_output=True, text=True, check=True)
     peak, compiler = done.stdout.split()
-    assert float(peak) < 32 + 32 + 24 and compiler == "False"
+    assert float(peak) < 32 + 32 + 32 and compiler == "False"
 
 
 def test_tables_count_where_the_budget_can_hold_them():
@@ -63,3 +63,29 @@ def test_moments_in_slices_are_those_of_all_targets(monkeypatch):
         found.append(ad.evaluate(model, data, grid=ad.Grid((0, 0.5, 1), (0, 1)), num_samples=16))
     for name, tensor in found[0].tensors.items():
         torch.testing.assert_close(found[1].tensors[name], tensor, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("layers", [2, 20])
+def test_the_memory_of_a_row_does_not_grow_with_depth(layers):
+    """A pass holds the input and output of a layer, and a mask or a temporary copy of them."""
+    block = nn.Linear(256, 256), nn.Dropout(0.5)
+    model = nn.Sequential(*block * layers, nn.Linear(256, 3))
+    sites = ad.find_sites(model, torch.randn(4, 256))
+    assert 2 * 4 * 256 <= sites.row_bytes <= 4 * 4 * 256
+    assert sites.largest_bytes == 4 * 256
+
+
+class Detached(nn.Module):
+    """Ten tensors are alive at once, each only through a view of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x):
+        views = [(x + number).view(-1, 2, 128).detach() for number in range(10)]
+        return self.dropout(sum(views).flatten(1))
+
+
+def test_memory_behind_detached_views_counts():
+    assert ad.find_sites(Detached(), torch.randn(4, 256)).row_bytes >= 10 * 4 * 256

@@ -22,6 +22,7 @@ import dataclasses
 import hashlib
 import itertools
 import math
+import mmap
 import threading
 from collections.abc import Sequence
 from functools import lru_cache
@@ -332,7 +333,9 @@ def _rotations(base: Tensor) -> Tensor:
     bases, size = base.shape
     first = base.t().float().unsqueeze(-1)
     shifts = torch.arange(size, dtype=torch.float32, device="cpu")
-    table = torch.empty(size, bases, size, dtype=torch.float32, device="cpu")
+    # In pages of its own: freed tables would leave holes in the heap.
+    room = mmap.mmap(-1, 4 * size * bases * size)
+    table = torch.frombuffer(room, dtype=torch.float32).view(size, bases, size)
     for k in range(size):
         row = torch.add(first[k], shifts, out=table[k])
         row.sub_(row.ge(size).float(), alpha=size)
