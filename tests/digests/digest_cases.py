@@ -1,7 +1,8 @@
 """What is computed for the digests: scores, choices, predictions and weights, for fixed seeds.
 
 Each case gives a digest of numbers that a user can ask for, not of how they are stored, so that
-digests survive any change of the code that does not change a number.
+digests survive any change of the code that does not change a number. With scores it also gives
+means of their estimates.
 """
 
 import dataclasses
@@ -33,6 +34,30 @@ def digest(values: Iterable[Any]) -> str:
         else:
             total.update(repr(value).encode())
     return total.hexdigest()
+
+
+Found = tuple[str, dict[str, float]]  # a digest, and estimates by name
+Case = Callable[[], Found]
+
+
+def found_in(scores: ad.Scores, extra: Iterable[Any] = ()) -> Found:
+    """The digest of scores and of other values, and their estimates."""
+    return digest([*numbers_of(scores), *extra]), means_of(scores)
+
+
+def means_of(scores: ad.Scores) -> dict[str, float]:
+    """Means over the members that have them."""
+    found: dict[str, list[float]] = {}
+    for member in scores.members:
+        xe, bounds = scores.xe(member), scores.bounds(member)
+        named = {"xe": xe.value, "mask error": xe.mc_error, "data error": xe.data_error}
+        named["tuned xe"] = scores.xe(scores.fit(member).member).value
+        for name in ("objective", "bound", "jensen_gap", "normaliser_gap"):
+            named[name] = getattr(bounds, name)
+        for name, value in named.items():
+            if math.isfinite(value):  # with one sample there is no mask error
+                found.setdefault(name, []).append(value)
+    return {name: math.fsum(values) / len(values) for name, values in found.items()}
 
 
 def numbers_of(scores: ad.Scores) -> Iterable[Any]:
@@ -148,22 +173,22 @@ IMAGES = _batches(torch.zeros(2, 5, 5), 5, (12, 9))
 TOKENS = _batches(torch.zeros(9, dtype=torch.int64), 7, (6, 5))
 
 
-def classifier_cases() -> dict[str, Callable[[], str]]:
+def classifier_cases() -> dict[str, Case]:
     """Scores, choices and predictions of classifiers."""
     sampled = ad.Grid((0, 0.5, 1), (0.5, 1), temper="sample")
 
-    def scored(model: nn.Module, data: Any, **options: Any) -> Callable[[], str]:
-        return lambda: digest(numbers_of(ad.evaluate(model, data, **options)))
+    def scored(model: nn.Module, data: Any, **options: Any) -> Case:
+        return lambda: found_in(ad.evaluate(model, data, **options))
 
-    def chosen(model: nn.Module, data: Any, k: int | None, **options: Any) -> Callable[[], str]:
-        def run() -> str:
+    def chosen(model: nn.Module, data: Any, k: int | None, **options: Any) -> Case:
+        def run() -> Found:
             scores = ad.evaluate(model, data, **options)
-            return digest(numbers_of_choice(scores, num_samples=k))
+            return digest(numbers_of_choice(scores, num_samples=k)), {}
 
         return run
 
-    def predicted(model: nn.Module, x: Tensor, *members: ad.Member, **o: Any) -> Callable[[], str]:
-        return lambda: digest(ad.Predictor(model, m, 12, 7, **o)(x) for m in members)
+    def predicted(model: nn.Module, x: Tensor, *members: ad.Member, **o: Any) -> Case:
+        return lambda: (digest(ad.Predictor(model, m, 12, 7, **o)(x) for m in members), {})
 
     some = ad.DET, ad.GMC, ad.Member(0.5, 0.7, 1.3), ad.Member(1, 0.4, 0.8, "sample")
     return {
@@ -211,11 +236,11 @@ def language_model(**options: Any) -> LanguageModel:
 TEXT = torch.randint(1, 23, (150,), generator=torch.Generator().manual_seed(8))
 
 
-def language_cases() -> dict[str, Callable[[], str]]:
+def language_cases() -> dict[str, Case]:
     """Scores and predictions of language models."""
 
-    def scored(grid: ad.Grid, plan: Plan, stream: StreamSettings) -> Callable[[], str]:
-        def run() -> str:
+    def scored(grid: ad.Grid, plan: Plan, stream: StreamSettings) -> Case:
+        def run() -> Found:
             model = language_model()
             scores = ad.evaluate_text(
                 model,
@@ -232,15 +257,16 @@ def language_cases() -> dict[str, Callable[[], str]]:
             means = [m for m in scores.members if m.alpha == 0 and not m.deterministic]
             integrated = [scores.integrated(m) for m in means]
             extra = [tensor for v in integrated for tensor in (v.whole, v.halves)]
-            return digest([*numbers_of(scores), *extra])
+            return found_in(scores, extra)
 
         return run
 
-    def predicted(member: ad.Member, stream: StreamSettings) -> Callable[[], str]:
-        def run() -> str:
+    def predicted(member: ad.Member, stream: StreamSettings) -> Case:
+        def run() -> Found:
             predict = ad.StreamPredictor(language_model(), member, 8, 3, stream)
             found = [predict(TEXT[at : at + 10].view(2, 5)) for at in (0, 10, 20)]
-            return digest([*found, *ad.StreamPredictor(language_model(), member, 4).sample(0, 12)])
+            drawn = ad.StreamPredictor(language_model(), member, 4).sample(0, 12)
+            return digest([*found, *drawn]), {}
 
         return run
 
@@ -257,11 +283,11 @@ def language_cases() -> dict[str, Callable[[], str]]:
     }
 
 
-def training_cases() -> dict[str, Callable[[], str]]:
+def training_cases() -> dict[str, Case]:
     """Weights after 200 steps."""
 
-    def trained(recipe: str, **changes: Any) -> Callable[[], str]:
-        def run() -> str:
+    def trained(recipe: str, **changes: Any) -> Case:
+        def run() -> Found:
             config = recipes.load(recipe).config
             config = config.override({k.replace("__", "."): v for k, v in changes.items()})
             with TemporaryDirectory() as folder:
@@ -269,7 +295,7 @@ def training_cases() -> dict[str, Callable[[], str]]:
                 paths = [Path(folder, "checkpoint", f"{n}.safetensors") for n in ("best", "last")]
                 saved = [read_checkpoint(path) for path in paths]
             groups = [saved[0].group("model"), saved[1].group("model"), saved[1].group("average")]
-            return digest(group[name] for group in groups for name in sorted(group))
+            return digest(group[name] for group in groups for name in sorted(group)), {}
 
         return run
 
@@ -285,5 +311,5 @@ def training_cases() -> dict[str, Callable[[], str]]:
     }
 
 
-def all_cases() -> dict[str, Callable[[], str]]:
+def all_cases() -> dict[str, Case]:
     return {**classifier_cases(), **language_cases(), **training_cases()}

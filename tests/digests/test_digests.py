@@ -1,18 +1,19 @@
 """Numbers for fixed seeds are those that were recorded, to the bit.
 
 Sums of floating-point numbers depend on the processor and on torch's version, so digests are
-compared on the kind of machine that recorded them. Record anew, after a change that is meant to
-change numbers, with
+compared on the kind of machine that recorded them, and means of estimates on every machine. Record
+anew, after a change that is meant to change numbers, with
 
     OMP_NUM_THREADS=1 PYTHONPATH=src:tests/digests python tests/digests/test_digests.py
 """
 
+import functools
 import json
 from pathlib import Path
 
 import pytest
 import torch
-from digest_cases import all_cases
+from digest_cases import Found, all_cases
 
 RECORD = Path(__file__).with_name("recorded.json")
 CASES = all_cases()
@@ -31,12 +32,15 @@ def machine() -> dict[str, str]:
     }
 
 
-@pytest.fixture(autouse=True)
-def one_thread():
+@functools.cache
+def found(name: str) -> Found:
+    """What a case gives with one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+    try:
+        return CASES[name]()
+    finally:
+        torch.set_num_threads(threads)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -44,10 +48,20 @@ def test_numbers_are_those_recorded(name: str) -> None:
     record = json.loads(RECORD.read_text())
     if record["machine"] != machine():
         pytest.skip(f"recorded on {record['machine']}, this is {machine()}")
-    assert CASES[name]() == record["digests"][name]
+    assert found(name)[0] == record["digests"][name]
+
+
+@pytest.mark.parametrize("name", json.loads(RECORD.read_text()).get("means", {}))
+def test_means_of_estimates_are_those_recorded_on_every_machine(name: str) -> None:
+    record = json.loads(RECORD.read_text())["means"][name]
+    assert found(name)[1] == pytest.approx(record, rel=1e-3, abs=1e-6, nan_ok=True)
 
 
 if __name__ == "__main__":
-    torch.set_num_threads(1)
-    found = {name: case() for name, case in CASES.items()}
-    RECORD.write_text(json.dumps({"machine": machine(), "digests": found}, indent=2) + "\n")
+    given = {name: found(name) for name in CASES}
+    content = {
+        "machine": machine(),
+        "digests": {name: digest for name, (digest, _) in given.items()},
+        "means": {name: means for name, (_, means) in given.items() if means},
+    }
+    RECORD.write_text(json.dumps(content, indent=2) + "\n")
