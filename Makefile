@@ -69,9 +69,11 @@ test: env
 	  $(MAKE) lint && $(PYTEST) $(addprefix --ignore=,$(TEST_APART) $(TEST_THIRD)),\
 	  $(PYTEST) -p no:cacheprovider $(TEST_THIRD) && $(MAKE) docs wheel)
 
-# On a machine with a GPU: its own tests, and those of the kernels on the device itself.
+# On a machine with a GPU: its own tests, and those of the kernels on the device itself, which set
+# Triton's precision for their process.
 test-gpu: env
-	$(BIN)/python -m pytest tests/gpu tests/kernels
+	$(BIN)/python -m pytest tests/gpu
+	$(BIN)/python -m pytest tests/kernels
 
 # lm-evaluation-harness on a local task, in an environment of its own: it needs older packages.
 test-harness: env

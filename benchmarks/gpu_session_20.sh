@@ -36,7 +36,10 @@ run() { # run NAME COMMAND...
 
 for step in $steps; do
     case $step in
-    tests) run tests "$python" -m pytest -q tests/gpu tests/kernels ;;
+    tests)
+        run tests-gpu "$python" -m pytest -q tests/gpu
+        run tests-kernels "$python" -m pytest -q tests/kernels
+        ;;
     predictor) run predictor "$python" benchmarks/bench_predictor.py --device cuda --bert ;;
     prefix)
         run prefix "$python" benchmarks/bench_prefix.py --device cuda --size 224 --batch 64 --classes 10 1000 --each

@@ -20,7 +20,7 @@ device = kernel_device.device
 
 @pytest.mark.parametrize("stripes", [1, 2])
 def test_states_match_the_model_window_by_window(stripes, device):
-    """Within 2^-10, since pieces overlap until they agree to half of that (tf32: 5e-3)."""
+    """Within 2^-10, since pieces overlap until they agree to half of that (GPU: 5e-3)."""
     model = build(device, **MODELS["two layers"])
     copies = Copies(model, torch.float32)
     copies.pack()
