@@ -24,7 +24,8 @@ T* falls while neither the Jensen gap nor DET − GMC does. Where D_1 rises, the
 of that is a smaller gap: D_1 = −XE(GMC) − normaliser gap, so the rest is a better GMC.
 
 Finished runs and evaluations in OUT are kept, so the command can be repeated, and arms or seeds
-added.
+added. With --no-report it only trains and evaluates what --arms and --seeds name, so that several
+can run side by side before the one that reports.
 """
 
 import argparse
@@ -109,10 +110,12 @@ def arm_config(options: argparse.Namespace, arm: str, seed: int) -> TrainConfig:
         settings = config.model.settings
         changes |= {f"model.{n}": 0.9 * r for n, r in settings.items() if n.endswith("_dropout")}
     intervals = config.schedule.intervals
-    each = config.schedule.steps_per_interval
-    if options.steps is not None:
-        intervals = min(intervals, max(1, options.steps // 50))
-        each = max(1, options.steps // intervals)
+    steps = options.steps or intervals * config.schedule.steps_per_interval
+    if options.intervals is not None:
+        intervals = options.intervals
+    elif options.steps is not None:
+        intervals = min(intervals, max(1, steps // 50))
+    each = max(1, steps // intervals)
     if options.match == "passes" and arm in TWO_PASSES:
         each //= 2
     return shorten(config.override(changes), intervals, each)
@@ -250,10 +253,12 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder of the data sets")
     parser.add_argument("--out", type=Path, required=True, help="folder of the runs")
     parser.add_argument("--steps", type=int, help="training steps; by default those of the recipe")
+    parser.add_argument("--intervals", type=int, help="validations; default: the recipe's, or less")
     parser.add_argument("--set", nargs="*", default=[], help="other settings, NAME=JSON")
     parser.add_argument("--match", choices=("passes", "steps"), default="passes")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--no-report", action="store_true", help="train and evaluate --arms only")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--num-samples", type=int, default=16)
     parser.add_argument("--alphas", type=float, nargs="+", default=[0.0, 0.5, 1.0])
@@ -268,10 +273,11 @@ def main() -> None:
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, match {options.match}")
     found: dict[str, dict[str, list[Measured]]] = {"train": {}, "valid": {}}
     for seed in options.seeds:
-        for arm in ("none", *arms):
+        for arm in options.arms if options.no_report else ("none", *arms):
             for split, one in evaluated(options, arm, seed).items():
                 found[split].setdefault(arm, []).append(one)
-    report(found, arms)
+    if not options.no_report:
+        report(found, arms)
 
 
 if __name__ == "__main__":

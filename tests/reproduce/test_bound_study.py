@@ -68,7 +68,8 @@ def test_readings_follow_from_the_signs(study, signs, reading):
 
 
 def test_arms_change_what_they_name_and_two_passes_halve_the_steps(study):
-    options = study.argparse.Namespace(recipe="pydoc-small", set=[], steps=200, match="passes")
+    options = study.argparse.Namespace(recipe="pydoc-small", set=[], steps=200, intervals=None)
+    options.match = "passes"
     base = study.arm_config(options, "none", 3)
     assert base.seed == 3
     for arm in study.ARMS:
@@ -80,3 +81,8 @@ def test_arms_change_what_they_name_and_two_passes_halve_the_steps(study):
     assert rates["output_dropout"] == pytest.approx(0.9 * base.model.settings["output_dropout"])
     options.match = "steps"
     assert study.arm_config(options, "D = 2", 3).schedule == base.schedule
+    options.intervals = 5
+    fewer = study.arm_config(options, "none", 3).schedule
+    assert (fewer.intervals, fewer.steps_per_interval) == (5, 40)
+    options.steps = options.intervals = None
+    assert study.arm_config(options, "none", 3).schedule == study.recipes.load("pydoc-small").config.schedule
