@@ -85,4 +85,7 @@ def test_arms_change_what_they_name_and_two_passes_halve_the_steps(study):
     fewer = study.arm_config(options, "none", 3).schedule
     assert (fewer.intervals, fewer.steps_per_interval) == (5, 40)
     options.steps = options.intervals = None
-    assert study.arm_config(options, "none", 3).schedule == study.recipes.load("pydoc-small").config.schedule
+    assert (
+        study.arm_config(options, "none", 3).schedule
+        == study.recipes.load("pydoc-small").config.schedule
+    )
