@@ -8,7 +8,7 @@ These objects are given their contents back in place: whatever else refers to th
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ _SEQUENCES = frozenset({list, deque})
 _KINDS = _MAPPINGS | _SEQUENCES | {set, tuple, Tensor}  # other objects may not take them back
 _DEEPEST = 4  # nested containers, which may contain themselves
 _LARGEST = 2**20  # bytes of a tensor: counters and statistics, not data that a module refers to
-_OF_TORCH = frozenset(nn.Module().__dict__)  # hooks and registered objects
+OF_TORCH = frozenset(nn.Module().__dict__)  # hooks and registered objects
 _PLAIN = (bool, int, float, str)  # compared by value; other objects by identity
 
 
@@ -34,34 +34,34 @@ class Contents:
         >>> contents = Contents([{"state": state}])
         >>> state["calls"] += 1
         >>> state["seen"].append(2)
-        >>> contents.changed(0)
-        {'state'}
+        >>> contents.changed()
+        {0: {'state'}}
         >>> contents.restore()
         >>> state
         {'calls': 0, 'seen': [1]}
     """
 
-    def __init__(self, attributes: list[dict[str, Any]]) -> None:
+    def __init__(self, attributes: Iterable[Mapping[str, Any]]) -> None:
         self._held: dict[int, tuple[Any, Any]] = {}  # by identity: the object and its contents
-        self._inside: list[dict[str, list[int]]] = []  # per module and attribute: what it reaches
+        # By number of the module: the attribute, and what it reaches.
+        self._inside: dict[int, list[tuple[str, list[int]]]] = {}
         known: dict[int, list[int]] = {}  # modules may share an object
-        for names in attributes:
-            found = {}
+        for number, names in enumerate(attributes):
             for name, value in names.items():
-                if type(value) in _KINDS and name not in _OF_TORCH:
+                if type(value) in _KINDS and name not in OF_TORCH:
                     if id(value) not in known:
                         known[id(value)] = list(self._keep(value, 0))
                     if known[id(value)]:
-                        found[name] = known[id(value)]
-            self._inside.append(found)
+                        self._inside.setdefault(number, []).append((name, known[id(value)]))
 
-    def changed(self, module: int) -> set[str]:
-        """Names of the attributes of a module, by its number, whose contents differ by now."""
-        return {
-            name
-            for name, inside in self._inside[module].items()
-            if any(not _unchanged(*self._held[key]) for key in inside)
-        }
+    def changed(self) -> dict[int, set[str]]:
+        """Numbers of the modules whose contents differ by now, with the names of the attributes."""
+        found: dict[int, set[str]] = {}
+        for number, entries in self._inside.items():
+            for name, inside in entries:
+                if any(not _unchanged(*self._held[key]) for key in inside):
+                    found.setdefault(number, set()).add(name)
+        return found
 
     def restore(self) -> None:
         """Gives every object its contents back."""

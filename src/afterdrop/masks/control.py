@@ -11,6 +11,7 @@ import contextlib
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import partial
 from typing import Any, Self
 
 import torch
@@ -19,6 +20,7 @@ from torch.overrides import TorchFunctionMode
 
 from afterdrop.errors import SiteError
 from afterdrop.masks.attribute_contents import Contents
+from afterdrop.masks.draws_ahead import DrawsAhead
 from afterdrop.masks.operators import HANDLERS, Call, Place
 from afterdrop.masks.rates import UNSCALED, Multipliers, scaled_attributes
 from afterdrop.masks.rows import Layout, RowMask, Rows, draw_row_mask, row_uniforms
@@ -60,6 +62,7 @@ class OperatorMode(TorchFunctionMode, abc.ABC):
         self.model, self.held, self.rates = model, held, tuple(rates)
         self.places = frozenset(places)
         self.names = {id(module): name for name, module in model.named_modules()}
+        self._modules = list(model.modules())
         self._frames: list[_Frame] = []
         self._calls: Counter[str] = Counter()
         self._thread = threading.get_ident()
@@ -135,7 +138,7 @@ class OperatorMode(TorchFunctionMode, abc.ABC):
         """
         self._thread = threading.get_ident()
         scripted = torch.jit.ScriptModule
-        modules = [module for module in self.model.modules() if not isinstance(module, scripted)]
+        modules = [module for module in self._modules if not isinstance(module, scripted)]
         # As torch's `register_forward_hook` does, without its handles: they take longer than a
         # pass of a model with thousands of modules.
         number = object()
@@ -173,18 +176,18 @@ class OperatorMode(TorchFunctionMode, abc.ABC):
         Args:
             multipliers: Of the declared rates. More than one is an error if there are any.
         """
-        modes = [(module, module.training) for module in self.model.modules()]
+        modes = [module.training for module in self._modules]
         try:
-            for module, _ in modes:
+            for module in self._modules:
                 _set_mode(module, self.names[id(module)] not in self.held)
             with (
                 scaled_attributes(self.model, self.rates, Multipliers.of(multipliers)),
-                replaced_forwards(self.model, self),
+                replaced_forwards(self._modules, self),
                 self.watching(),
             ):
                 yield self
         finally:
-            for module, mode in modes:
+            for module, mode in zip(self._modules, modes):
                 _set_mode(module, mode)
 
 
@@ -207,7 +210,7 @@ class Control(OperatorMode):
         volatile: Names of modules whose attributes passes change; restored after each pass.
 
     Attributes:
-        draw: Draws the masks: `draw_row_mask`, or a faster function with the same results.
+        draw: Draws the masks: `draw_row_mask` with `DrawsAhead`, or a function with its results.
         before_mask: Called before the first mask of each pass, if it is not None.
     """
 
@@ -222,7 +225,8 @@ class Control(OperatorMode):
         super().__init__(model, held, rates, places=layouts)
         self.layouts = layouts
         self.volatile = [model.get_submodule(name) for name in volatile]
-        self.draw: Callable[..., RowMask] = draw_row_mask
+        ahead = DrawsAhead(layouts)
+        self.draw: Callable[..., RowMask] = partial(draw_row_mask, draw=ahead.uniforms)
         self.before_mask: Callable[[], None] | None = None
         self._rows: Rows | None = None
 

@@ -286,12 +286,13 @@ def _eval_output(dry: DryRun) -> Tensor:
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """All modules in eval mode, without the fast path; their modes are restored on exit."""
-    modes = [(module, module.training) for module in model.modules()]
+    modules = list(model.modules())
+    modes = [module.training for module in modules]
     try:
-        for module, _ in modes:
+        for module in modules:
             module.training = False
         with without_fast_path():
             yield
     finally:
-        for module, mode in modes:
+        for module, mode in zip(modules, modes):
             module.training = mode

@@ -19,7 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from afterdrop.masks.attribute_contents import Contents, differing
+from afterdrop.masks.attribute_contents import OF_TORCH, Contents, differing
+from afterdrop.masks.identity_snapshot import IdentitySnapshot
 
 Reset = Callable[[nn.Module], object]
 
@@ -58,8 +59,7 @@ def guarded(model: nn.Module, reset: Reset | None = None) -> Iterator[None]:
         [True, True, False]
     """
     with contextlib.ExitStack() as held:
-        for lock in _locks_of(model):
-            held.enter_context(lock)
+        held.enter_context(_locked(_locks_of(model)))
         held.enter_context(_eager)
         state = ModelState(model)
         held.callback(state.restore)
@@ -76,6 +76,20 @@ def _locks_of(model: nn.Module) -> list[Any]:
     with _registry:
         modules = sorted(model.modules(), key=id)
         return [_locks.setdefault(module, threading.RLock()) for module in modules]
+
+
+@contextlib.contextmanager
+def _locked(locks: list[Any]) -> Iterator[None]:
+    """Holds all of some locks. An `ExitStack` would keep an object for each."""
+    held = 0
+    try:
+        for lock in locks:
+            lock.acquire()
+            held += 1
+        yield
+    finally:
+        for lock in locks[:held]:
+            lock.release()
 
 
 def _resetting(reset: Reset) -> Callable[[nn.Module, Any], None]:
@@ -145,17 +159,12 @@ class ModelState:
         ]
         self.modules = [module for _, module in named]
         self._names = [name for name, _ in named]
-        self._attributes = [
-            {name: value for name, value in module.__dict__.items() if name not in _TABLES}
-            for module in self.modules
-        ]
-        self._contents = Contents(self._attributes)
-        # Without the empty ones, which are most: so many small dicts keep Python's garbage
-        # collector busy for longer than a pass of a model with thousands of modules.
-        self._tables = [
-            {table: dict(module.__dict__[table]) for table in _ALL if module.__dict__[table]}
-            for module in self.modules
-        ]
+        self._attributes = IdentitySnapshot(self._now())
+        self._contents = Contents(
+            {name: value for name, value in now.items() if name not in OF_TORCH}
+            for now in self._now()
+        )
+        self._tables = {table: IdentitySnapshot(self._now(table)) for table in _ALL}
         self._buffers = [
             (buffer, *_copied(buffer, again=by_value))
             for module in self.modules
@@ -169,36 +178,37 @@ class ModelState:
         Modes do not count. Containers and small tensors are compared by their contents, other
         objects by identity.
         """
-        written = {id(entry[0]) for entry in self._buffers if self._wrote(*entry)}
         found: dict[str, set[str]] = {}
-        for number, (name, module, attributes, tables) in enumerate(
-            zip(self._names, self.modules, self._attributes, self._tables)
-        ):
-            now = {k: v for k, v in module.__dict__.items() if k not in (*_TABLES, "training")}
-            names = differing(now, {k: v for k, v in attributes.items() if k != "training"})
-            for table in _TABLES:
-                if module.__dict__[table] or table in tables:
-                    names |= differing(module.__dict__[table], tables.get(table, {}))
-            names |= {key for key, buffer in module._buffers.items() if id(buffer) in written}
-            names |= self._contents.changed(number)
+
+        def add(number: int, names: set[str]) -> None:
             if names:
-                found[name] = names
+                found.setdefault(self._names[number], set()).update(names)
+
+        for number, attributes in self._attributes.changed(self._now()):
+            now = self.modules[number].__dict__
+            add(number, differing(now, attributes) - {*_TABLES, "training"})
+        for table in _TABLES:
+            for number, before in self._tables[table].changed(self._now(table)):
+                add(number, differing(self.modules[number].__dict__[table], before))
+        for number, names in self._contents.changed().items():
+            add(number, names)
+        if written := {id(entry[0]) for entry in self._buffers if self._wrote(*entry)}:
+            for number, buffers in enumerate(self._now("_buffers")):
+                add(number, {name for name, buffer in buffers.items() if id(buffer) in written})
         return found
 
     def restore(self) -> None:
         """Restores everything, modes too."""
-        for module, attributes, tables in zip(self.modules, self._attributes, self._tables):
-            now = module.__dict__
-            for table in _ALL:
-                if not (now[table] or table in tables):
-                    continue
-                before = tables.get(table, {})
-                if differing(now[table], before):
-                    now[table].clear()
-                    now[table].update(before)
+        for table in _ALL:
+            for number, before in self._tables[table].changed(self._now(table)):
+                now = self.modules[number].__dict__[table]
+                now.clear()
+                now.update(before)
+        for number, attributes in self._attributes.changed(self._now()):
+            now = self.modules[number].__dict__
             for name in now.keys() - attributes.keys() - set(_TABLES):
                 del now[name]
-            now.update(attributes)
+            now.update({n: value for n, value in attributes.items() if n not in _TABLES})
         self._contents.restore()
         with torch.no_grad():
             for number, (buffer, version, values) in enumerate(self._buffers):
@@ -206,6 +216,11 @@ class ModelState:
                     buffer.copy_(values)
                     _copies[buffer] = _version(buffer), values
                     self._buffers[number] = buffer, _version(buffer), values
+
+    def _now(self, table: str | None = None) -> Iterator[dict[str, Any]]:
+        """The attributes of each module, or one of its tables, as they are."""
+        for module in self.modules:
+            yield module.__dict__ if table is None else module.__dict__[table]
 
     def _wrote(self, buffer: Tensor, version: int, values: Tensor) -> bool:
         """Whether a buffer was written to."""

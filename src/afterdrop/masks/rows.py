@@ -9,7 +9,7 @@ Legend: M multipliers, S samples of a chunk, B examples.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import torch
@@ -206,7 +206,12 @@ def attention_weights(scores: Tensor, causal: bool) -> Tensor:
 
 
 def draw_row_mask(
-    rows: Rows, key: int, layout: Layout, like: Tensor, rates: tuple[float, ...]
+    rows: Rows,
+    key: int,
+    layout: Layout,
+    like: Tensor,
+    rates: tuple[float, ...],
+    draw: Callable[..., Tensor] = uniforms,
 ) -> RowMask:
     """Draws the mask of a dropout site for every row.
 
@@ -216,11 +221,12 @@ def draw_row_mask(
         layout: Where the rows lie in `like`.
         like: A tensor of the mask's shape, dtype and device. Its values are not read.
         rates: The rates at which the site drops, one per multiplier of `rows`.
+        draw: `uniforms`, or a faster function with the same results.
     """
     if layout.dim is None:
-        u = _shared_uniforms(rows, key, layout, like)
+        u = _shared_uniforms(rows, key, layout, like, draw)
         return RowMask(_at_least(u, rates[0], like.dtype), rates[0], None, ())
-    u, at, flattened = _unfolded_uniforms(rows, key, layout, like)
+    u, at, flattened = _unfolded_uniforms(rows, key, layout, like, draw)
     u = u.unsqueeze(at)
     unfolded = [len(rates), len(rows.samples), len(rows.examples)]
     threshold: Tensor | float = rates[0]
@@ -234,21 +240,23 @@ def draw_row_mask(
 def row_uniforms(rows: Rows, key: int, layout: Layout, like: Tensor) -> Tensor:
     """Uniforms in the shape of `like`, different for each row; for a single multiplier."""
     if layout.dim is None:
-        return _shared_uniforms(rows, key, layout, like)
-    return _unfolded_uniforms(rows, key, layout, like)[0].reshape(like.shape)
+        return _shared_uniforms(rows, key, layout, like, uniforms)
+    return _unfolded_uniforms(rows, key, layout, like, uniforms)[0].reshape(like.shape)
 
 
-def _shared_uniforms(rows: Rows, key: int, layout: Layout, like: Tensor) -> Tensor:
+def _shared_uniforms(
+    rows: Rows, key: int, layout: Layout, like: Tensor, draw: Callable[..., Tensor]
+) -> Tensor:
     examples = rows.examples[:1] if layout.varies else None
-    return uniforms(rows.plan, key, rows.samples, examples, like.shape, like.device)[0, 0]
+    return draw(rows.plan, key, rows.samples, examples, like.shape, like.device)[0, 0]
 
 
 def _unfolded_uniforms(
-    rows: Rows, key: int, layout: Layout, like: Tensor
+    rows: Rows, key: int, layout: Layout, like: Tensor, draw: Callable[..., Tensor]
 ) -> tuple[Tensor, int, list[int]]:
     """Uniforms with [S, B] in place of the rows, that dimension, and what is flattened with it."""
     coords, at, flattened = coordinates(list(like.shape), layout, len(rows))
-    u = uniforms(rows.plan, key, rows.samples, rows.keys(layout), coords, like.device)
+    u = draw(rows.plan, key, rows.samples, rows.keys(layout), coords, like.device)
     return u.movedim((0, 1), (at, at + 1)), at, flattened
 
 

@@ -48,10 +48,11 @@ def _mixed(numbers: bytes) -> Words:
     return _mix(np.frombuffer(numbers, np.uint64))
 
 
-def unit_words(key: int, examples: Tensor | None, coords: Sequence[int]) -> Words:
-    """A 64-bit word per unit [B, *coords], as `uniforms` has them."""
+def unit_words(keys: Sequence[int], examples: Tensor | None, coords: Sequence[int]) -> Words:
+    """A 64-bit word per site and unit [sites, B, *coords], as `uniforms` has them."""
     numbers = bytes(8) if examples is None else examples.numpy().tobytes()
-    words = _mix(_mixed(numbers) + _word(key)).reshape(-1, *[1] * len(coords))
+    own = np.array([key & 2**64 - 1 for key in keys], np.uint64)[:, None]
+    words = _mix(_mixed(numbers) + own).reshape(len(keys), -1, *[1] * len(coords))
     for dim, size in enumerate(coords):
         words = words + _hashed(dim, len(coords), size)
     return words

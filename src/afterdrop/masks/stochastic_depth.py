@@ -9,7 +9,7 @@ mask. A module that does something else runs as it is.
 import contextlib
 import dataclasses
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -136,16 +136,19 @@ def _answer(
 
 
 @contextlib.contextmanager
-def replaced_forwards(model: nn.Module, source: MaskSource) -> Iterator[None]:
-    """Makes the stochastic depth modules of a model ask `source` for masks; restores them on exit.
+def replaced_forwards(modules: Iterable[nn.Module], source: MaskSource) -> Iterator[None]:
+    """Makes stochastic depth modules ask `source` for masks; restores them on exit.
 
     Args:
-        model: The module.
+        modules: All modules of a model.
         source: Answers with masks.
     """
-    found = [(module, drop_path_of(module)) for module in model.modules()]
     # A forward that was set on the instance, by another library for example, is put back.
-    replaced = [(m, drop, m.__dict__.get("forward")) for m, drop in found if drop is not None]
+    replaced = [
+        (module, drop, module.__dict__.get("forward"))
+        for module in modules
+        if (drop := drop_path_of(module)) is not None
+    ]
     try:
         for module, drop, _ in replaced:
             module.__dict__["forward"] = _controlled_forward(module, drop, source)

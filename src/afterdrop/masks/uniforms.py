@@ -155,14 +155,60 @@ def uniforms(
         >>> bool((u[:2].sort(0).values.mul(2).long() == torch.tensor([0, 1]).view(2, 1, 1)).all())
         True
     """
+    if sites_at_once(plan, examples, coords, device):
+        return small_uniforms(plan, (key,), samples, examples, coords)[:, 0]
     shape = len(samples), 1 if examples is None else len(examples), *coords
     drawn = torch.empty(shape, dtype=torch.float32, device=device)
-    small = drawn.device.type == "cpu" and math.prod(shape[1:]) <= small_draws.LIMIT
-    units: Tensor | Words
-    if plan.scheme == "lhs" and small:
-        units = small_draws.unit_words(key, examples, coords)
-    else:
-        units = _coordinates(key, examples, coords, device)
+    _fill(plan, samples, _coordinates(key, examples, coords, device), drawn)
+    return drawn
+
+
+def sites_at_once(
+    plan: Plan,
+    examples: Tensor | None,
+    coords: Sequence[int],
+    device: torch.device | str = "cpu",
+) -> int:
+    """How many sites `small_uniforms` should serve at once; 0 if `uniforms` is faster or needed.
+
+    Example:
+        >>> sites_at_once(Plan(4), torch.arange(4), (64,)), sites_at_once(Plan(4), None, (5000,))
+        (16, 0)
+    """
+    if plan.scheme != "lhs" or torch.device(device).type != "cpu":
+        return 0
+    return small_draws.LIMIT // max(
+        1, math.prod(coords) * (1 if examples is None else len(examples))
+    )
+
+
+def small_uniforms(
+    plan: Plan,
+    keys: Sequence[int],
+    samples: range,
+    examples: Tensor | None,
+    coords: Sequence[int],
+) -> Tensor:
+    """The draws of `uniforms` for several sites with few units each, on a CPU, by Latin hypercubes.
+
+    Args:
+        plan: The number of samples and the seed.
+        keys: Of the sites, from `site_key`.
+        samples: The indices of the S samples to draw.
+        examples: [B] numbers of the examples, or None for draws that all examples share.
+        coords: The sizes of the dimensions inside an example.
+
+    Returns:
+        [S, sites, B, *coords], with B = 1 if `examples` is None.
+    """
+    units = small_draws.unit_words(keys, examples, coords)
+    drawn = torch.empty((len(samples), *units.shape), dtype=torch.float32)
+    _fill(plan, samples, units, drawn)
+    return drawn
+
+
+def _fill(plan: Plan, samples: range, units: Tensor | Words, drawn: Tensor) -> None:
+    """Writes the draws of units into `drawn` [S, *units]."""
     draw: Any = _latin if plan.scheme == "lhs" else _independent
     for block, span in enumerate(blocks(plan)):
         inside = range(max(samples.start, span.start), min(samples.stop, span.stop))
@@ -170,7 +216,6 @@ def uniforms(
             local = range(inside.start - span.start, inside.stop - span.start)
             out = drawn[inside.start - samples.start : inside.stop - samples.start]
             draw(plan, block, len(span), local, units, out)
-    return drawn
 
 
 @lru_cache(maxsize=64)

@@ -18,6 +18,7 @@ from functools import lru_cache
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from afterdrop.masks.uniforms import hashed
@@ -83,9 +84,8 @@ def _sums(tensor: Tensor, chunks_at_once: int | None) -> Tensor:
 
 def _small_sums(words: Tensor) -> Tensor:
     """The two sums of a single chunk, in NumPy: models may have thousands of small tensors."""
-    inner = _multipliers(0, len(words), words.device).numpy()
-    outer = _multipliers(2, 1, words.device).numpy()
-    return torch.from_numpy((inner * words.numpy().astype(np.int64)).sum(-1) * outer[:, 0])
+    inner, outer = _small_multipliers(len(words))
+    return torch.from_numpy((inner * words.numpy().astype(np.int64)).sum(-1) * outer)
 
 
 def _words(tensor: Tensor) -> Tensor:
@@ -107,6 +107,13 @@ def _products(words: Tensor) -> Tensor:
 def _multipliers(first: int, size: int, device: torch.device) -> Tensor:
     """Two vectors of odd pseudo-random numbers [2, size]; shorter ones are prefixes of longer."""
     return _all_multipliers(first, max(size, CHUNK), device)[:, :size]
+
+
+@lru_cache(maxsize=64)
+def _small_multipliers(size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The multipliers of a single chunk on the CPU: of its words [2, size], and of its sums [2]."""
+    cpu = torch.device("cpu")
+    return _multipliers(0, size, cpu).numpy(), _multipliers(2, 1, cpu)[:, 0].numpy()
 
 
 @lru_cache(maxsize=8)

@@ -60,7 +60,7 @@ class PredictionEngine:
         self.likelihood, self.kernels = likelihood, operations.kernels
         self.passes = ModelPasses(model, sites, request.batch_dim, operations.draw)
         self.tolerance = tolerance
-        self._draw, self._masks = operations.draw, KeptMasks(memory.budget // 4)
+        self._draw, self._masks = self.passes.control.draw, KeptMasks(memory.budget // 4)
 
     def begin(self, batch: Any, number: int) -> Callable[[], Any]:
         """Returns what computes the result, with the classes last."""

@@ -35,7 +35,7 @@ from afterdrop.evaluation.scores import schema
 from afterdrop.evaluation.scores.schema import Results
 from afterdrop.family.temperature import partitions
 from afterdrop.masks.prefix import NotRecorded
-from afterdrop.masks.rows import Rows, draw_row_mask
+from afterdrop.masks.rows import Rows
 from afterdrop.masks.sites import Sites
 from afterdrop.transfer import with_float64
 
@@ -45,13 +45,13 @@ class Operations:
     """The forms of the operations that dominate: plain ones, or kernels.
 
     Attributes:
-        draw: Draws the mask of a dropout site.
+        draw: Draws the mask of a dropout site; None for the plain form.
         partitions: Sums over classes at temperatures.
         sums: Makes accumulators of logits by kernels; None accumulates log-probabilities plainly.
         kernels: Whether any of these is a kernel.
     """
 
-    draw: Callable[..., Any] = draw_row_mask
+    draw: Callable[..., Any] | None = None
     partitions: Partitions = partitions
     sums: Callable[[EvaluationProtocol, Tensor, int], KernelAccumulator] | None = None
     kernels: bool = False

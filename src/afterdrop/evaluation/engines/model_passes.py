@@ -20,7 +20,7 @@ from afterdrop.masks.control import Control
 from afterdrop.masks.lazy_rows import lazy_inputs
 from afterdrop.masks.model_call import take_rows
 from afterdrop.masks.prefix import NotRecorded, Record
-from afterdrop.masks.rows import Rows, draw_row_mask
+from afterdrop.masks.rows import Rows
 from afterdrop.masks.sites import Sites
 from afterdrop.masks.uniforms import Plan
 
@@ -65,7 +65,7 @@ class ModelPasses:
         model: The module.
         sites: Its dropout sites.
         batch_dim: Batch dimension of its inputs.
-        draw: Draws masks.
+        draw: Draws masks in place of the control's own function.
     """
 
     def __init__(
@@ -73,10 +73,11 @@ class ModelPasses:
         model: nn.Module,
         sites: Sites,
         batch_dim: int,
-        draw: Callable[..., Any] = draw_row_mask,
+        draw: Callable[..., Any] | None = None,
     ) -> None:
         self.control, self.batch_dim = sites.control(model), batch_dim
-        self.control.draw = draw
+        if draw is not None:
+            self.control.draw = draw
         self._prefix = sites.prefix
         self._recorded: tuple[Any, Record] | None = None  # inputs, and what was recorded of them
 
