@@ -202,7 +202,7 @@ def small_uniforms(
         [S, sites, B, *coords], with B = 1 if `examples` is None.
     """
     units = small_draws.unit_words(keys, examples, coords)
-    drawn = torch.empty((len(samples), *units.shape), dtype=torch.float32)
+    drawn = torch.empty((len(samples), *units.shape), dtype=torch.float32, device="cpu")
     _fill(plan, samples, units, drawn)
     return drawn
 
