@@ -1,11 +1,16 @@
 """afterdrop dynamic: the search on validation data, and the best settings on test data."""
 
+import dataclasses
+import shutil
+
 import pytest
 
 import afterdrop as ad
 from afterdrop import recipes, train
 from afterdrop.cli import main
 from afterdrop.evaluation.dynamic_evaluation import DynamicEvaluation
+from afterdrop.evaluation.text_evaluation import run_text
+from afterdrop.runs import dynamic_search
 from afterdrop.train import TrainConfig
 
 TEMPERATURES = (0.5, 2.0)
@@ -80,3 +85,67 @@ def test_it_is_refused_where_there_is_no_text_and_where_all_diverge(run, tmp_pat
     ):
         assert main(["dynamic", str(where), *options, "--limit", "40", "--device", "cpu"]) == 2
         assert message in capsys.readouterr().err
+    assert not list(run.layout.dynamic.rglob("stage-*"))
+
+
+SEARCH = ["--etas", "1e-5", "0.001", "--kappas", "0.02", "--limit", "60", "--device", "cpu"]
+
+
+@pytest.fixture
+def copy(run, tmp_path):
+    shutil.copytree(run.path, tmp_path / "run")
+    return ad.Run.open(tmp_path / "run")
+
+
+@pytest.fixture
+def evaluated(monkeypatch):
+    """The settings that are evaluated, rather than read; the third evaluation is interrupted."""
+    settings = []
+
+    def noted(model, tokens, eos, request, execution, **options):
+        if len(settings) == 2:
+            settings.append("interrupted")
+            raise KeyboardInterrupt
+        settings.append(request.dynamic)
+        return run_text(model, tokens, eos, request, execution, **options)
+
+    monkeypatch.setattr(dynamic_search, "run_text", noted)
+    return settings
+
+
+def test_an_interrupted_search_goes_on_after_the_settings_that_were_finished(
+    copy, evaluated, capsys
+):
+    assert main(["dynamic", str(copy.path), *SEARCH, "--test"]) == 130
+    fixed, first = None, DynamicEvaluation(eta=1e-5, kappa=0.02)
+    assert evaluated == [fixed, first, "interrupted"]
+    assert "2 finished evaluations are kept: the same command resumes" in capsys.readouterr().err
+    stages = sorted(copy.layout.dynamic.rglob("stage-*.safetensors"))
+    assert len(stages) == 2
+    stages[0].write_bytes(stages[0].read_bytes()[:-1])  # a damaged one is evaluated again
+    with pytest.warns(UserWarning, match="stage-.*evaluated again"):
+        assert main(["dynamic", str(copy.path), *SEARCH, "--test"]) == 0
+    assert len(evaluated) == 3 + 4
+    resumed = capsys.readouterr().out
+    assert not list(copy.layout.dynamic.rglob("stage-*.safetensors"))
+    assert main(["dynamic", str(copy.path), *SEARCH, "--test"]) == 0
+    assert capsys.readouterr().out == resumed
+
+
+def test_an_interruption_before_the_first_settings_says_so(copy, evaluated, capsys):
+    evaluated += [None, None]
+    assert main(["dynamic", str(copy.path), *SEARCH]) == 130
+    assert "nothing is kept: the same command begins again" in capsys.readouterr().err
+
+
+def test_one_search_at_a_time_writes_scores(copy, capsys):
+    with ad.Run(copy.layout.dynamic).reserved_scores("valid", overwrite=True):
+        assert main(["dynamic", str(copy.path), *SEARCH]) == 2
+    assert "another process is evaluating into" in capsys.readouterr().err
+
+
+def test_scores_of_another_text_are_not_taken_up(copy):
+    with dynamic_search.DynamicSearch(copy, limit=40) as search:
+        before = search.plain("valid")
+        search.text = dataclasses.replace(search.text, valid=search.text.valid.flip(0))
+        assert search.plain("valid").xe(ad.DET).value != before.xe(ad.DET).value

@@ -223,7 +223,7 @@ def test_an_interrupted_main_evaluation_resumes_without_another_pilot(world, sco
     stop = calls - 20
     with pytest.raises(KeyboardInterrupt):
         ad.evaluate(own, batches, **AUTO, resume=folder)
-    assert len(list(folder.glob("pilot-*.safetensors"))) == 1
+    assert len(list(folder.glob("stage-*.safetensors"))) == 1
     seen.clear()
     stop = 0
     found = ad.evaluate(own, batches, **AUTO, resume=folder)
@@ -232,6 +232,19 @@ def test_an_interrupted_main_evaluation_resumes_without_another_pilot(world, sco
     assert len(seen) < calls / 2
     found.save(tmp_path / "scores.safetensors")
     assert not folder.exists()
+
+
+def test_a_damaged_pilot_is_evaluated_again(world, tmp_path):
+    model, batches = world
+    whole = ad.evaluate(model, batches, **AUTO, resume=tmp_path / "parts")
+    (stage,) = (tmp_path / "parts").glob("stage-*.safetensors")
+    content = bytearray(stage.read_bytes())
+    content[-1] ^= 1
+    stage.write_bytes(content)
+    with pytest.warns(UserWarning, match="stage-.*evaluated again"):
+        found = ad.evaluate(model, batches, **AUTO, resume=tmp_path / "parts")
+    same(found, whole)
+    same(found.pilot, whole.pilot)
 
 
 def test_a_pilot_of_other_data_is_not_taken_up(world, tmp_path):

@@ -38,7 +38,8 @@ def dynamic(
 
     Tries every pair of eta and kappa on validation data, with the deterministic member, and writes
     the scores of the best to RUN/dynamic/scores/valid.safetensors. With --test the best is also
-    evaluated on test data, at T = 1 and at the temperature of validation data.
+    evaluated on test data, at T = 1 and at the temperature of validation data. Interrupted, the
+    same command goes on after the settings that were finished.
 
     For example:
       afterdrop dynamic runs/ptb
@@ -67,17 +68,17 @@ def dynamic(
         raise DataError("--etas and --kappas are empty; give at least one of each")
     folder = Run.open(run)
     where = choose_device(device)
-    search = DynamicSearch(folder, window, limit, device=where, folder=data)
+    splits = ("valid", "test") if test else ("valid",)
     shown = presentation(folder.unit)
-    plain = search.plain("valid")
-    best = _search(search, plain, settings, shown)
-    assert best.scores is not None
-    kept = Run(folder.layout.dynamic)
-    path = kept.save_scores(best.scores)
-    print(f"Best on validation data: eta={best.settings.eta:g}, kappa={best.settings.kappa:g}.")
-    print(f"Wrote {path}.")
-    if test:
-        _test(search, plain, best, shown, kept)
+    with DynamicSearch(folder, window, limit, splits=splits, device=where, folder=data) as search:
+        plain = search.plain("valid")
+        best = _search(search, plain, settings, shown)
+        assert best.scores is not None
+        path = search.kept.save_scores(best.scores)
+        print(f"Best on validation data: eta={best.settings.eta:g}, kappa={best.settings.kappa:g}.")
+        print(f"Wrote {path}.")
+        if test:
+            _test(search, plain, best, shown)
 
 
 def _search(
@@ -101,16 +102,14 @@ def _search(
     return min(found, key=lambda one: one.xe)
 
 
-def _test(
-    search: DynamicSearch, plain: Scores, best: Tried, shown: Presentation, kept: Run
-) -> None:
+def _test(search: DynamicSearch, plain: Scores, best: Tried, shown: Presentation) -> None:
     """The best settings on test data, compared with fixed weights."""
     assert best.scores is not None
     fixed = search.plain("test")
     (found,) = search.tried(fixed, [best.settings])
     if found.scores is None or found.difference is None:
         raise DivergedWeights("the weights diverged on test data; give lower --etas")
-    kept.save_scores(found.scores)
+    search.kept.save_scores(found.scores)
     print(f"test, {fixed.num_targets} tokens: {shown.name} at T = 1, and at T* of validation data")
     for name, scores, valid in (
         ("fixed weights", fixed, plain),

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
-import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 from tqdm import tqdm
 
 from afterdrop.evaluation.batches import AS_GIVEN, Source, digest_tensors
-from afterdrop.evaluation.part_files import MAIN, PILOT, parts_lock, pilot_file
+from afterdrop.evaluation.finished_stages import read_stage, stage_file
+from afterdrop.evaluation.part_files import MAIN, PILOT, parts_lock
 from afterdrop.evaluation.pilot_batches import divide
 from afterdrop.evaluation.pilot_decision import Decision, decide, pilot_samples
 from afterdrop.evaluation.request import Protocol, Request
@@ -109,16 +108,13 @@ def _run_pilot(
 ) -> Scores:
     """The pilot: that of an interrupted evaluation if there is one, else a new one, which is kept.
 
-    Its file is named after all that it depends on: the request, the weights and its batches.
+    It depends on the request, the weights and its batches.
     """
     if execution.resume is None:
         return run(head, request, execution, None)
-    about = [json.dumps(dataclasses.asdict(request), sort_keys=True), weights]
-    about += [str(execution.first_example)]
     on_cpu = [t for item in head for t in tensors(list(item)) if t.device.type == "cpu"]
-    about += [digest_tensors(on_cpu)]
-    name = hashlib.blake2b("\n".join(about).encode(), digest_size=12).hexdigest()
-    path = pilot_file(Path(execution.resume), name)
+    about = weights, str(execution.first_example), digest_tensors(on_cpu)
+    path = stage_file(Path(execution.resume), request, *about)
     pilot = _load(path, execution.ranks)
     if pilot is None:
         pilot = run(head, request, _in_folder(execution, PILOT), None)
@@ -132,10 +128,8 @@ def _load(path: Path, ranks: Ranks) -> Scores | None:
     read: list[Scores] = []
 
     def protocol() -> str | None:
-        if not path.exists():
-            return None
-        read.append(Scores.load(path))
-        return read[0].protocol.to_json()
+        read.extend(filter(None, [read_stage(path)]))
+        return read[0].protocol.to_json() if read else None
 
     known = ranks.from_rank0(protocol)
     if known is None:

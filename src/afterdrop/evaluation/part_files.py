@@ -1,6 +1,7 @@
 """The folder of an evaluation's finished parts: its files, its lock, and its removal.
 
-An adaptive evaluation has a folder of parts per stage, and a file of the scores of its pilot.
+An adaptive evaluation has a folder of parts per stage. Scores of finished stages are files beside
+the parts (`finished_stages`).
 """
 
 import contextlib
@@ -31,9 +32,9 @@ def next_part(folder: Path, suffix: str = "") -> Path:
     return folder / f"part-{max(taken, default=-1) + 1:05d}{suffix}.safetensors"
 
 
-def pilot_file(folder: Path, name: str) -> Path:
-    """The file of a finished pilot's scores."""
-    return folder / f"pilot-{name}.safetensors"
+def stage_path(folder: Path, name: str) -> Path:
+    """The file of a finished stage's scores."""
+    return folder / f"stage-{name}.safetensors"
 
 
 @contextlib.contextmanager
@@ -93,7 +94,7 @@ def remove_parts(folder: Path) -> None:
     for place in (*shares, *stages):  # the shares are of ranks that share the multipliers
         if place.is_dir():
             with contextlib.suppress(FileError), parts_lock(place):
-                for path in (*part_paths(place), *place.glob(pilot_file(place, "*").name)):
+                for path in (*part_paths(place), *place.glob(stage_path(place, "*").name)):
                     path.unlink(missing_ok=True)
 
 

@@ -1,30 +1,41 @@
-"""A grid search over settings of dynamic evaluation, on the validation data of a run."""
+"""A grid search over settings of dynamic evaluation, on the validation data of a run.
+
+Scores of finished settings are kept until the search ends, so that the same search goes on after
+an interruption.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from types import TracebackType
 
 import torch
 
 from afterdrop.data import TextSet
 from afterdrop.errors import DataError
+from afterdrop.evaluation.batches import digest_tensors
 from afterdrop.evaluation.dynamic_evaluation import (
     DivergedWeights,
     DynamicEvaluation,
     GradientScale,
     gradient_scale,
 )
+from afterdrop.evaluation.finished_stages import read_stage, stage_file
 from afterdrop.evaluation.loop import Execution
+from afterdrop.evaluation.part_files import remove_parts
 from afterdrop.evaluation.request import Request
 from afterdrop.evaluation.scores import Scores
 from afterdrop.evaluation.text_evaluation import run_text
 from afterdrop.family.estimates import Estimate, estimate
 from afterdrop.family.member import DET, Grid
+from afterdrop.files import make_folder
 from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel
+from afterdrop.models.fingerprint import fingerprint
 from afterdrop.runs.run import Run
 
 TEMPERATURES = (0.5, 2.0)  # a first window of a few tokens does not tell which are of interest
@@ -53,17 +64,23 @@ class Tried:
 class DynamicSearch:
     """Dynamic evaluation of a trained language model with several settings.
 
-    Statistics of the training text are computed once for all settings that read it alike.
+    Used as a context, which reserves the scores for one search at a time. Statistics of the
+    training text are computed once for all settings that read it alike.
 
     Args:
         run: A run of a language model.
         window: Tokens per window.
         limit: Number of leading tokens of a split to evaluate; None for all.
+        splits: The data that will be evaluated.
         device: Where the model is evaluated.
         folder: The folder of the named data sets, if not the one of training.
 
+    Attributes:
+        kept: The run folder of the results.
+
     Raises:
         DataError: If the run is not of a language model.
+        FileError: On entering, if another process searches there.
     """
 
     def __init__(
@@ -72,6 +89,7 @@ class DynamicSearch:
         window: int = 5,
         limit: int | None = None,
         *,
+        splits: Sequence[str] = ("valid",),
         device: str | torch.device = "cpu",
         folder: str | Path | None = None,
     ) -> None:
@@ -82,8 +100,37 @@ class DynamicSearch:
                 f"{run.path} holds a classifier; dynamic evaluation is for language models"
             )
         self.model, self.text, self.window, self.limit = loaded.model, text, window, limit
-        self.stream = run.stream(window)
+        self.stream, self.splits = run.stream(window), splits
+        self.kept = Run(run.layout.dynamic)
+        self._weights = fingerprint(loaded.model)
+        self._finished = 0
+        self._reserved = contextlib.ExitStack()
         self._scales: dict[tuple[int, int | None], GradientScale] = {}
+
+    def __enter__(self) -> DynamicSearch:
+        with contextlib.ExitStack() as held:
+            for split in self.splits:
+                held.enter_context(self.kept.reserved_scores(split, overwrite=True))
+            self._reserved = held.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        with self._reserved:
+            if error is not None and not isinstance(error, DivergedWeights):
+                error.add_note(self._what_is_kept())
+                return
+            for split in self.splits:
+                remove_parts(self.kept.layout.parts(split))
+
+    def _what_is_kept(self) -> str:
+        if not self._finished:
+            return "no setting was finished, so nothing is kept: the same command begins again"
+        return f"{self._finished} finished evaluations are kept: the same command resumes"
 
     def plain(self, split: str) -> Scores:
         """Scores of the deterministic member, with fixed weights."""
@@ -123,5 +170,14 @@ class DynamicSearch:
         )
         tokens, eos = self.text.split(split)[: self.limit], self.text.vocabulary.eos_id
         text, lines = (tokens, eos, request, Execution()), self.text.has_lines
-        scale = None if settings is None else self._scale(settings)
-        return run_text(self.model, *text, lines=lines, training=scale)
+        read = [tokens] if settings is None else [tokens, self.text.train]
+        about = self._weights, digest_tensors(read)
+        finished = stage_file(self.kept.layout.parts(split), request, *about)
+        scores = read_stage(finished)
+        if scores is None:
+            scale = None if settings is None else self._scale(settings)
+            scores = run_text(self.model, *text, lines=lines, training=scale)
+            make_folder(finished.parent)
+            scores.save(finished)
+        self._finished += 1
+        return scores
