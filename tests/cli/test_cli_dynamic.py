@@ -85,7 +85,7 @@ def test_it_is_refused_where_there_is_no_text_and_where_all_diverge(run, tmp_pat
     ):
         assert main(["dynamic", str(where), *options, "--limit", "40", "--device", "cpu"]) == 2
         assert message in capsys.readouterr().err
-    assert not list(run.layout.dynamic.rglob("stage-*"))
+    assert not list(run.layout.dynamic.rglob("settings-*"))
 
 
 SEARCH = ["--etas", "1e-5", "0.001", "--kappas", "0.02", "--limit", "60", "--device", "cpu"]
@@ -120,14 +120,14 @@ def test_an_interrupted_search_goes_on_after_the_settings_that_were_finished(
     fixed, first = None, DynamicEvaluation(eta=1e-5, kappa=0.02)
     assert evaluated == [fixed, first, "interrupted"]
     assert "2 finished evaluations are kept: the same command resumes" in capsys.readouterr().err
-    stages = sorted(copy.layout.dynamic.rglob("stage-*.safetensors"))
-    assert len(stages) == 2
-    stages[0].write_bytes(stages[0].read_bytes()[:-1])  # a damaged one is evaluated again
-    with pytest.warns(UserWarning, match="stage-.*evaluated again"):
+    kept = sorted(copy.layout.dynamic.rglob("settings-*.safetensors"))
+    assert len(kept) == 2
+    kept[0].write_bytes(kept[0].read_bytes()[:-1])  # a damaged one is evaluated again
+    with pytest.warns(UserWarning, match="settings-.*evaluated again"):
         assert main(["dynamic", str(copy.path), *SEARCH, "--test"]) == 0
     assert len(evaluated) == 3 + 4
     resumed = capsys.readouterr().out
-    assert not list(copy.layout.dynamic.rglob("stage-*.safetensors"))
+    assert not list(copy.layout.dynamic.rglob("settings-*.safetensors"))
     assert main(["dynamic", str(copy.path), *SEARCH, "--test"]) == 0
     assert capsys.readouterr().out == resumed
 
@@ -135,7 +135,7 @@ def test_an_interrupted_search_goes_on_after_the_settings_that_were_finished(
 def test_an_interruption_before_the_first_settings_says_so(copy, evaluated, capsys):
     evaluated += [None, None]
     assert main(["dynamic", str(copy.path), *SEARCH]) == 130
-    assert "nothing is kept: the same command begins again" in capsys.readouterr().err
+    assert "nothing is kept: the same command starts over" in capsys.readouterr().err
 
 
 def test_one_search_at_a_time_writes_scores(copy, capsys):

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 import afterdrop as ad
-from afterdrop.errors import DataError, ScoresError
-from afterdrop.evaluation import pilot_decision
+from afterdrop.errors import DataError, FileError, ScoresError
+from afterdrop.evaluation import adaptive_evaluation, pilot_decision
 from afterdrop.evaluation.loop import Execution
 from afterdrop.evaluation.pilot_decision import Decision, decide
 from afterdrop.evaluation.request import Adaptive
@@ -220,10 +220,10 @@ def test_an_interrupted_main_evaluation_resumes_without_another_pilot(world, sco
     whole = ad.evaluate(own, batches, **AUTO)
     calls = len(seen)
     seen.clear()
-    stop = calls - 20
+    stop = calls - 4
     with pytest.raises(KeyboardInterrupt):
         ad.evaluate(own, batches, **AUTO, resume=folder)
-    assert len(list(folder.glob("stage-*.safetensors"))) == 1
+    assert len(list((folder / "pilot").glob("part-*.safetensors"))) == 1
     seen.clear()
     stop = 0
     found = ad.evaluate(own, batches, **AUTO, resume=folder)
@@ -237,34 +237,73 @@ def test_an_interrupted_main_evaluation_resumes_without_another_pilot(world, sco
 def test_a_damaged_pilot_is_evaluated_again(world, tmp_path):
     model, batches = world
     whole = ad.evaluate(model, batches, **AUTO, resume=tmp_path / "parts")
-    (stage,) = (tmp_path / "parts").glob("stage-*.safetensors")
-    content = bytearray(stage.read_bytes())
+    (part,) = (tmp_path / "parts" / "pilot").glob("part-*.safetensors")
+    content = bytearray(part.read_bytes())
     content[-1] ^= 1
-    stage.write_bytes(content)
-    with pytest.warns(UserWarning, match="stage-.*evaluated again"):
+    part.write_bytes(content)
+    with pytest.warns(UserWarning, match="pilot/part-.*evaluated again"):
         found = ad.evaluate(model, batches, **AUTO, resume=tmp_path / "parts")
     same(found, whole)
     same(found.pilot, whole.pilot)
 
 
-def test_a_pilot_of_other_data_is_not_taken_up(world, tmp_path):
-    model, batches = world
-    folder = tmp_path / "parts"
+class Scaled(nn.Module):
+    """A model with a setting that is neither a weight nor saved."""
 
-    def cut():
-        yield from batches[:20]
+    def __init__(self, net, scale=1.0):
+        super().__init__()
+        self.net, self.scale = net, scale
+
+    def forward(self, x):
+        return self.net(self.scale * getattr(x, "features", x))
+
+
+class Labelled:
+    """A batch that is an object of its own."""
+
+    def __init__(self, x, y):
+        self.features, self.y = x, y
+
+    def to(self, device):
+        return self
+
+
+def stop_after_the_pilot(monkeypatch, evaluate):
+    def stop(*of_the_pilot):
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        ad.evaluate(model, cut(), **AUTO, resume=folder)
-    other = [(x + 1, y) for x, y in batches]
-    found = ad.evaluate(model, iter(other), **AUTO, resume=tmp_path / "parts2")
-    for part in (folder / "main").glob("*"):
-        part.unlink()
-    again = ad.evaluate(model, iter(other), **AUTO, resume=folder)
-    same(again.pilot, found.pilot)
-    again.save(tmp_path / "scores.safetensors")
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(adaptive_evaluation, "decide", stop)
+        evaluate()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [lambda x, y: (x, y), lambda x, y: {"x": x, "labels": y}, Labelled],
+    ids=["pairs", "mappings", "objects"],
+)
+def test_the_pilot_of_other_data_is_refused(world, tmp_path, monkeypatch, kind):
+    model, batches = Scaled(world[0]), world[1]
+    folder = tmp_path / "parts"
+    own = AUTO | {"temperatures": (0.5, 2)}
+    options = own | {"resume": folder}
+    data = [kind(x, y) for x, y in batches]
+    stop_after_the_pilot(monkeypatch, lambda: ad.evaluate(model, data, **options))
+    other = [kind(x + 1, y) for x, y in batches]
+    with pytest.raises(FileError, match=r"pilot.*remove that folder"):
+        ad.evaluate(model, other, **options)
+    found = ad.evaluate(model, data, **options)
+    same(found, ad.evaluate(model, data, **own))
+    found.save(tmp_path / "scores.safetensors")
     assert not folder.exists()
+
+
+def test_the_pilot_of_another_model_with_the_same_weights_is_refused(world, tmp_path, monkeypatch):
+    model, batches = world
+    options = AUTO | {"resume": tmp_path / "parts", "temperatures": (0.5, 2)}
+    stop_after_the_pilot(monkeypatch, lambda: ad.evaluate(Scaled(model), batches, **options))
+    with pytest.raises(FileError, match="other logits than the one of the parts"):
+        ad.evaluate(Scaled(model, 3.0), batches, **options)
 
 
 def language_model():

@@ -18,15 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from tqdm import tqdm
 
-from afterdrop.evaluation.batches import AS_GIVEN, Source, digest_tensors
-from afterdrop.evaluation.finished_stages import read_stage, stage_file
+from afterdrop.evaluation.batches import AS_GIVEN, Source
 from afterdrop.evaluation.part_files import MAIN, PILOT, parts_lock
 from afterdrop.evaluation.pilot_batches import divide
 from afterdrop.evaluation.pilot_decision import Decision, decide, pilot_samples
-from afterdrop.evaluation.request import Protocol, Request
+from afterdrop.evaluation.request import Request
 from afterdrop.evaluation.scores.scores import Scores
-from afterdrop.masks.model_call import tensors
-from afterdrop.ranks import Ranks
 
 if TYPE_CHECKING:
     from afterdrop.evaluation.loop import Execution
@@ -40,7 +37,6 @@ def run_adaptive(
     request: Request,
     execution: Execution,
     targets: int | None = None,
-    weights: str = "",
     source: Source = AS_GIVEN,
 ) -> Scores:
     """A pilot, then what it finds necessary.
@@ -51,7 +47,6 @@ def run_adaptive(
         request: What to evaluate; `adaptive` says how a pilot decides.
         execution: How to carry it out.
         targets: Number of targets in the data, if known.
-        weights: A fingerprint of the model, for resuming.
         source: How batches are made.
 
     Returns:
@@ -60,7 +55,7 @@ def run_adaptive(
     with contextlib.ExitStack() as held:
         if execution.resume is not None:  # between its stages too
             execution.ranks.enter_on_rank0(held, parts_lock(Path(execution.resume)))
-        return _run_stages(run, batches, request, execution, targets, weights, source)
+        return _run_stages(run, batches, request, execution, targets, source)
 
 
 def _run_stages(
@@ -69,7 +64,6 @@ def _run_stages(
     request: Request,
     execution: Execution,
     targets: int | None,
-    weights: str,
     source: Source,
 ) -> Scores:
     settings = request.adaptive
@@ -79,7 +73,9 @@ def _run_stages(
     asked = dataclasses.replace(
         request, plan=dataclasses.replace(request.plan, num_samples=few), adaptive=None
     )
-    pilot = _run_pilot(run, data.pilot, asked, execution, weights)
+    # Its scores are saved with those of the main evaluation, so until then its parts are all.
+    kept = dataclasses.replace(_in_folder(execution, PILOT), keep_all=True)
+    pilot = run(data.pilot, asked, kept, None)
     share = data.share if targets is None else min(1.0, pilot.num_targets / targets)
     known = execution.ranks.from_rank0(lambda: dataclasses.asdict(decide(pilot, settings, share)))
     decision = Decision(tuple(known["multipliers"]), known["num_samples"])
@@ -101,41 +97,6 @@ def _in_folder(execution: Execution, name: str) -> Execution:
     if execution.resume is None:
         return execution
     return dataclasses.replace(execution, resume=Path(execution.resume) / name)
-
-
-def _run_pilot(
-    run: Run, head: Iterable[Any], request: Request, execution: Execution, weights: str
-) -> Scores:
-    """The pilot: that of an interrupted evaluation if there is one, else a new one, which is kept.
-
-    It depends on the request, the weights and its batches.
-    """
-    if execution.resume is None:
-        return run(head, request, execution, None)
-    on_cpu = [t for item in head for t in tensors(list(item)) if t.device.type == "cpu"]
-    about = weights, str(execution.first_example), digest_tensors(on_cpu)
-    path = stage_file(Path(execution.resume), request, *about)
-    pilot = _load(path, execution.ranks)
-    if pilot is None:
-        pilot = run(head, request, _in_folder(execution, PILOT), None)
-        if execution.ranks.first:
-            pilot.save(path)
-    return pilot
-
-
-def _load(path: Path, ranks: Ranks) -> Scores | None:
-    """Scores that rank 0 finds in a file, on every rank; None if there are none."""
-    read: list[Scores] = []
-
-    def protocol() -> str | None:
-        read.extend(filter(None, [read_stage(path)]))
-        return read[0].protocol.to_json() if read else None
-
-    known = ranks.from_rank0(protocol)
-    if known is None:
-        return None
-    sent = ranks.tensors_from_rank0(read[0].tensors if read else {})
-    return Scores(Protocol.from_json(known), sent)
 
 
 def _sentence(pilot: Scores, decision: Decision) -> str:

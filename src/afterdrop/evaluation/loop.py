@@ -62,6 +62,8 @@ class Execution:
         windows: Windows of a text per batch, at most.
         reset: Makes the model forget state that it keeps between calls.
         compute_once: Whether modules before the first dropout site run once per batch.
+        keep_all: Whether the last batches are kept in `resume` too, because the scores are not
+            saved at once.
     """
 
     first_example: int = 0
@@ -72,6 +74,7 @@ class Execution:
     windows: int = 32
     reset: Reset | None = None
     compute_once: bool = True
+    keep_all: bool = False
 
 
 def run_evaluation(
@@ -107,7 +110,7 @@ def run_evaluation(
             options = (choose_engines, logits, made, likelihood)
             return run_evaluation(model, some, what, how, count, *options)
 
-        return run_adaptive(run, batches, request, execution, targets, fingerprint(model), source)
+        return run_adaptive(run, batches, request, execution, targets, source)
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     current_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
     reading = build_likelihood(request, logits, likelihood)
@@ -155,7 +158,7 @@ def run_evaluation(
                     execution.ranks,
                     targets,
                 )
-                tensors = _run_kept(numbered, engines, store, bar)
+                tensors = _run_kept(numbered, engines, store, bar, execution.keep_all)
     if not tensors[name_of("data", "targets")].numel():
         raise DataError(f"no target counts: all equal ignore_index={request.ignore_index}")
     parts = None if execution.resume is None else Path(execution.resume)
@@ -233,7 +236,11 @@ def _jobs(numbered: Iterator[tuple[int, Batch]], engines: Dispatcher) -> Iterato
 
 
 def _run_kept(
-    numbered: Iterator[tuple[int, Batch]], engines: Dispatcher, store: ResumeStore, bar: Any
+    numbered: Iterator[tuple[int, Batch]],
+    engines: Dispatcher,
+    store: ResumeStore,
+    bar: Any,
+    keep_all: bool,
 ) -> Results:
     """Results of all batches, of which this process evaluates those that are due."""
 
@@ -248,7 +255,7 @@ def _run_kept(
         for job in _jobs(due(), engines):
             store.add(job.number, job.batch, job.results())
             bar.update()
-        return store.finish()
+        return store.finish(keep_all)
 
 
 def find_batch_sites(

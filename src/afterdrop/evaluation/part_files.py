@@ -1,7 +1,6 @@
 """The folder of an evaluation's finished parts: its files, its lock, and its removal.
 
-An adaptive evaluation has a folder of parts per stage. Scores of finished stages are files beside
-the parts (`finished_stages`).
+An adaptive evaluation has a folder of parts per stage.
 """
 
 import contextlib
@@ -30,11 +29,6 @@ def next_part(folder: Path, suffix: str = "") -> Path:
     """
     taken = [int(path.name.split("-")[1].partition(".")[0]) for path in part_paths(folder)]
     return folder / f"part-{max(taken, default=-1) + 1:05d}{suffix}.safetensors"
-
-
-def stage_path(folder: Path, name: str) -> Path:
-    """The file of a finished stage's scores."""
-    return folder / f"stage-{name}.safetensors"
 
 
 @contextlib.contextmanager
@@ -94,7 +88,7 @@ def remove_parts(folder: Path) -> None:
     for place in (*shares, *stages):  # the shares are of ranks that share the multipliers
         if place.is_dir():
             with contextlib.suppress(FileError), parts_lock(place):
-                for path in (*part_paths(place), *place.glob(stage_path(place, "*").name)):
+                for path in part_paths(place):
                     path.unlink(missing_ok=True)
 
 

@@ -129,15 +129,20 @@ class ResumeStore:
         if time.monotonic() - self._saved > _SECONDS:
             self._save()
 
-    def finish(self) -> dict[str, Tensor]:
-        """All results joined: those of each batch exactly once."""
+    def finish(self, keep_all: bool = False) -> dict[str, Tensor]:
+        """All results joined: those of each batch exactly once.
+
+        Args:
+            keep_all: Whether to write those to the folder that are not there yet.
+        """
         if max(self._digests, default=-1) >= self._seen:
             raise FileError(
                 f"{self.folder} holds {len(self._digests)} finished batches, the data now have "
                 f"{self._seen}; give the same data, or remove that folder"
             )
+        if keep_all or self.ranks.count > 1:
+            self._save()  # whatever becomes of the other ranks, this share is done
         if self.ranks.count > 1:
-            self._save()  # whatever becomes of the others, this share is done
             check_same_data(self._data.hexdigest(), self.ranks)
         held = Counter(number for share in self.ranks.gather(self._held) for number in share)
         if held != Counter(range(self._seen)):
@@ -150,9 +155,10 @@ class ResumeStore:
 
     def _what_is_kept(self) -> str:
         if self.folder is None or not self._digests:
-            return "no batch was finished, so nothing is kept: the same command begins again"
+            return "no batch was finished, so nothing is kept: the same command starts over"
         count = len(self._digests)
-        return f"{count} finished batches are kept in {self.folder}: the same command resumes"
+        what = "batch is" if count == 1 else "batches are"
+        return f"{count} finished {what} kept in {self.folder}: the same command resumes"
 
     def _save(self) -> None:
         self._saved = time.monotonic()

@@ -1,7 +1,7 @@
 """A grid search over settings of dynamic evaluation, on the validation data of a run.
 
-Scores of finished settings are kept until the search ends, so that the same search goes on after
-an interruption.
+Scores of finished settings are kept until the search ends, so that the same search resumes
+after an interruption.
 """
 
 from __future__ import annotations
@@ -24,18 +24,16 @@ from afterdrop.evaluation.dynamic_evaluation import (
     GradientScale,
     gradient_scale,
 )
-from afterdrop.evaluation.finished_stages import read_stage, stage_file
 from afterdrop.evaluation.loop import Execution
-from afterdrop.evaluation.part_files import remove_parts
 from afterdrop.evaluation.request import Request
 from afterdrop.evaluation.scores import Scores
 from afterdrop.evaluation.text_evaluation import run_text
 from afterdrop.family.estimates import Estimate, estimate
 from afterdrop.family.member import DET, Grid
-from afterdrop.files import make_folder
 from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel
 from afterdrop.models.fingerprint import fingerprint
+from afterdrop.runs.finished_settings import FinishedSettings
 from afterdrop.runs.run import Run
 
 TEMPERATURES = (0.5, 2.0)  # a first window of a few tokens does not tell which are of interest
@@ -125,12 +123,16 @@ class DynamicSearch:
                 error.add_note(self._what_is_kept())
                 return
             for split in self.splits:
-                remove_parts(self.kept.layout.parts(split))
+                self._finished_settings(split).remove()
 
     def _what_is_kept(self) -> str:
         if not self._finished:
-            return "no setting was finished, so nothing is kept: the same command begins again"
-        return f"{self._finished} finished evaluations are kept: the same command resumes"
+            return "no setting was finished, so nothing is kept: the same command starts over"
+        what = "evaluation is" if self._finished == 1 else "evaluations are"
+        return f"{self._finished} finished {what} kept: the same command resumes"
+
+    def _finished_settings(self, split: str) -> FinishedSettings:
+        return FinishedSettings(self.kept.layout.parts(split))
 
     def plain(self, split: str) -> Scores:
         """Scores of the deterministic member, with fixed weights."""
@@ -172,12 +174,12 @@ class DynamicSearch:
         text, lines = (tokens, eos, request, Execution()), self.text.has_lines
         read = [tokens] if settings is None else [tokens, self.text.train]
         about = self._weights, digest_tensors(read)
-        finished = stage_file(self.kept.layout.parts(split), request, *about)
-        scores = read_stage(finished)
+        finished = self._finished_settings(split)
+        file = finished.file(request, *about)
+        scores = finished.read(file)
         if scores is None:
             scale = None if settings is None else self._scale(settings)
             scores = run_text(self.model, *text, lines=lines, training=scale)
-            make_folder(finished.parent)
-            scores.save(finished)
+            finished.save(file, scores)
         self._finished += 1
         return scores
