@@ -5,10 +5,10 @@ import signal
 import pytest
 
 from afterdrop import stop_request as module
-from afterdrop.stop_request import Terminated, sigterm_raises, stop_request
+from afterdrop.stop_request import NUMBERS, StopSignal, signals_raise, stop_request
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", NUMBERS)
 def test_the_echo_of_a_stop_request_does_not_end_the_work(number):
     with stop_request() as request:
         signal.raise_signal(number)
@@ -32,21 +32,34 @@ def test_a_later_signal_has_its_usual_effect(nested, monkeypatch):
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def test_the_echo_of_sigterm_does_not_end_what_keeps_the_work():
+@pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.parametrize("echo", NUMBERS)
+def test_the_echo_of_a_signal_does_not_end_what_keeps_the_work(number, echo):
     kept = []
-    with pytest.raises(Terminated), sigterm_raises(Terminated):
+    with pytest.raises(StopSignal, match=number.name) as stop, signals_raise(StopSignal):
         try:
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(number)
         finally:
-            signal.raise_signal(signal.SIGTERM)
+            signal.raise_signal(echo)
             kept.append("all")
     assert kept == ["all"]
+    assert stop.value.status == 128 + number
 
 
 def test_a_later_sigterm_has_its_usual_effect(monkeypatch):
     monkeypatch.setattr(module, "_ECHO", 0.0)
-    with pytest.raises(ValueError), sigterm_raises(ValueError), sigterm_raises(Terminated):
+    with pytest.raises(ValueError), signals_raise(ValueError), signals_raise(StopSignal):
         try:
             signal.raise_signal(signal.SIGTERM)
         finally:
             signal.raise_signal(signal.SIGTERM)
+
+
+def test_signals_that_the_process_ignores_stay_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as by nohup
+    try:
+        with signals_raise(StopSignal), stop_request() as request:
+            signal.raise_signal(signal.SIGHUP)
+            assert request.signal is None
+    finally:
+        signal.signal(signal.SIGHUP, before)

@@ -1,7 +1,8 @@
-"""Ctrl-C and SIGTERM as stop requests, so that a run can finish the step and save, or as errors.
+"""Ctrl-C, SIGTERM and SIGHUP as stop requests, so that a run can save first, or as errors.
 
 A second signal has its usual effect, so that what hangs can be ended. One that follows at once does
-not count: `timeout` and torchrun send a signal to a process and to the group that it is in.
+not count: `timeout` and torchrun send a signal to a process and to the group that it is in, and
+people press Ctrl-C twice. Signals that the process was started to ignore, as by `nohup`, stay so.
 """
 
 from __future__ import annotations
@@ -9,14 +10,51 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+NUMBERS = tuple(
+    number for number in signal.Signals if number.name in ("SIGINT", "SIGTERM", "SIGHUP")
+)
+NAMES = tuple(number.name for number in NUMBERS)  # Windows has no SIGHUP
 
-class Terminated(KeyboardInterrupt):
-    """SIGTERM, as `KeyboardInterrupt` is Ctrl-C."""
+
+class StopSignal(KeyboardInterrupt):
+    """A signal that stops the work, as `KeyboardInterrupt` does for Ctrl-C.
+
+    Attributes:
+        name: The name of the signal.
+
+    Example:
+        >>> StopSignal("SIGTERM").status
+        143
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.name = name
+
+    @property
+    def status(self) -> int:
+        """The exit status that a shell gives a process which the signal has ended."""
+        return 128 + signal.Signals[self.name]
+
+
+def resumable(name: str) -> StopSignal:
+    """The error for work that a signal has stopped, and that has saved itself.
+
+    Args:
+        name: The name of the signal.
+
+    Example:
+        >>> resumable("SIGTERM").__notes__
+        ['run the same command to resume']
+    """
+    error = StopSignal(name)
+    error.add_note("run the same command to resume")
+    return error
 
 
 class StopRequest:
@@ -44,21 +82,13 @@ _ACTIVE: list[StopRequest] = []  # nested requests, all of which a signal reache
 
 @contextmanager
 def stop_request() -> Iterator[StopRequest]:
-    """Makes the first SIGINT or SIGTERM a stop request; a second one has its usual effect.
+    """Makes the first signal a stop request; a second one has its usual effect.
 
     Outside the main thread, where Python does not allow handlers, signals keep their effect.
     """
     request = StopRequest()
-    if threading.current_thread() is not threading.main_thread():
-        yield request
-        return
-    before: dict[signal.Signals, Any] = {}
 
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    def ask(number: int, frame: FrameType | None) -> None:
+    def ask(number: int, restore: Callable[[], None]) -> None:
         now = time.monotonic()
         if request.signal is None:
             for active in _ACTIVE:
@@ -67,14 +97,14 @@ def stop_request() -> Iterator[StopRequest]:
             restore()
             signal.raise_signal(number)
 
-    for number in (signal.SIGINT, signal.SIGTERM):
-        before[number] = signal.signal(number, ask)
-    _ACTIVE.append(request)
-    try:
-        yield request
-    finally:
-        _ACTIVE.remove(request)
-        restore()
+    with _handled(NUMBERS, ask) as handled:
+        if handled:
+            _ACTIVE.append(request)
+        try:
+            yield request
+        finally:
+            if handled:
+                _ACTIVE.remove(request)
 
 
 def pending_stop() -> StopRequest | None:
@@ -88,35 +118,63 @@ def pending_stop() -> StopRequest | None:
 
 
 @contextmanager
-def sigterm_raises(error: Callable[[], BaseException]) -> Iterator[None]:
-    """Makes the first SIGTERM raise an error in the main thread, so that finished work is kept.
+def signals_raise(
+    error: Callable[[str], BaseException], numbers: Iterable[signal.Signals] = NUMBERS
+) -> Iterator[None]:
+    """Makes the first signal raise an error in the main thread, so that finished work is kept.
 
     Args:
-        error: Makes the error.
+        error: Makes the error from the name of the signal.
+        numbers: The signals.
 
     Example:
-        >>> with sigterm_raises(lambda: RuntimeError("the job was stopped")):
+        >>> with signals_raise(lambda name: RuntimeError(f"stopped by {name}")):
         ...     signal.raise_signal(signal.SIGTERM)
         Traceback (most recent call last):
-        RuntimeError: the job was stopped
+        RuntimeError: stopped by SIGTERM
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
     since: float | None = None
 
-    def stop(number: int, frame: FrameType | None) -> None:
+    def stop(number: int, restore: Callable[[], None]) -> None:
         nonlocal since
         now = time.monotonic()
         if since is None:
             since = now
-            raise error()
+            raise error(signal.Signals(number).name)
         if now - since > _ECHO:
-            signal.signal(number, before)
+            restore()
             signal.raise_signal(number)
 
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
+    with _handled(numbers, stop):
         yield
+
+
+@contextmanager
+def _handled(
+    numbers: Iterable[signal.Signals], handle: Callable[[int, Callable[[], None]], None]
+) -> Iterator[bool]:
+    """Handles signals, where that is possible; yields whether it is.
+
+    Args:
+        numbers: The signals.
+        handle: Called with a signal, and a function that restores the handlers of before.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield False
+        return
+    before: dict[signal.Signals, Any] = {}
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def handler(number: int, frame: FrameType | None) -> None:
+        handle(number, restore)
+
+    for number in numbers:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            before[number] = signal.signal(number, handler)
+    try:
+        yield True
     finally:
-        signal.signal(signal.SIGTERM, before)
+        restore()

@@ -15,6 +15,7 @@ from afterdrop.cli import main
 from afterdrop.reproduce.chain import Chain
 from afterdrop.reproduce.jobs import ChainJob
 from afterdrop.reproduce.tables.build_tables import paper_tables
+from afterdrop.train import TrainResult
 
 BOTH = ["--only", "masks-shared", "masks-step"]
 ARGUMENTS = ["reproduce", "--all", "--minutes", "0.1", "--quiet", *BOTH, "--out"]
@@ -75,12 +76,26 @@ def test_a_broken_data_set_does_not_stop_the_others(tmp_path, capsys):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("not the published text\n")
     arguments = ["reproduce", "--all", "--minutes", "0.05", "--quiet", "--data", str(data)]
-    assert main([*arguments, "--out", str(out), "--only", "ptb", "masks-shared"]) == 0
-    printed = capsys.readouterr().out
-    assert "Failed: ptb: " in printed and "bytes uncompressed" in printed
+    assert main([*arguments, "--out", str(out), "--only", "ptb", "masks-shared"]) == 1
+    said = capsys.readouterr()
+    assert said.err.startswith("afterdrop: ptb: ") and "bytes uncompressed" in said.err
     assert (out / "tables" / "table5.csv").exists()
+    assert main([*arguments, "--out", str(tmp_path / "none"), "--only", "ptb"]) == 1
+    assert capsys.readouterr().err.startswith("afterdrop: ptb: ")
     assert main([*arguments, "--out", str(out), "--only", "mnist"]) == 2
     assert "ptb, masks-shared" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("name", "status"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_a_signal_during_training_stops_the_whole_chain(
+    name, status, monkeypatch, tmp_path, capsys
+):
+    def stopped(config, folder, **options):
+        return TrainResult(folder, False, name, "", 1, 0, {})
+
+    monkeypatch.setattr("afterdrop.reproduce.chain.train_run", stopped)
+    assert main([*ARGUMENTS, str(tmp_path / "chain")]) == status
+    assert "run the same command to resume" in capsys.readouterr().err
 
 
 @pytest.mark.slow

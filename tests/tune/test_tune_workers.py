@@ -137,7 +137,7 @@ def test_ctrl_c_stops_all_workers_and_the_study_can_be_resumed(tmp_path, recipe)
     )
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=120)
-    assert process.returncode == 130 and "the same command goes on" in said, said
+    assert process.returncode == 130 and "run the same command to resume" in said, said
     assert "Traceback" not in said
     left = [path for path in alive(folder) if victim.notes["worker"] not in path.name]
     assert left == []

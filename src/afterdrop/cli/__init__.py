@@ -1,10 +1,13 @@
 """The command line: one file per verb, which parses, calls the library and prints."""
 
+import contextlib
 import difflib
 import io
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import tyro
 
@@ -32,7 +35,7 @@ from afterdrop.errors import AfterdropError, StoppedElsewhere
 from afterdrop.evaluation.chunks import out_of_memory
 from afterdrop.interrupted_import import end_quiet_imports
 from afterdrop.plain_text import one_line
-from afterdrop.stop_request import Terminated, sigterm_raises
+from afterdrop.stop_request import StopSignal, signals_raise
 
 VERBS: dict[str, Callable[..., int | None]] = {
     "train": train,
@@ -91,6 +94,8 @@ This installation:
 "afterdrop VERB --help" explains a verb, with examples."""
 
 
+_STOPS = {"SIGINT": "interrupted", "SIGTERM": "terminated", "SIGHUP": "the terminal was closed"}
+
 _ABOUT_ITSELF: dict[str, Callable[[list[str]], None]] = {
     "-h": lambda _: print(_ABOUT),
     "--help": lambda _: print(_ABOUT),
@@ -102,10 +107,19 @@ _ABOUT_ITSELF: dict[str, Callable[[list[str]], None]] = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a verb and returns the exit status.
 
-    0 is success, 1 a check that failed, 2 bad input, 130 an interruption (SIGINT), 141 a closed
-    output pipe and 143 a termination (SIGTERM).
+    0 is success, 1 a check or a job that failed, 2 bad input, 129 a closed terminal (SIGHUP), 130
+    an interruption (SIGINT), 141 a closed output pipe and 143 a termination (SIGTERM).
     """
-    return end_rank(_run(arguments))
+    before, warnings.formatwarning = warnings.formatwarning, _one_line_warning
+    try:
+        return end_rank(_run(arguments))
+    finally:
+        warnings.formatwarning = before
+
+
+def _one_line_warning(message: Warning | str, *place: Any, **line: Any) -> str:
+    """A warning without the place in the code, which says nothing to users of the command line."""
+    return f"warning: {one_line(message)}\n"
 
 
 def _run(arguments: Sequence[str] | None) -> int:
@@ -124,7 +138,7 @@ def _run(arguments: Sequence[str] | None) -> int:
             sys.stdout.flush()
             return 0 if given else 2
         # One parser per verb: with subcommands, tyro would print the full help of every verb.
-        with sigterm_raises(Terminated):
+        with signals_raise(StopSignal):
             status = tyro.cli(
                 checked(VERBS[verb]), prog=f"afterdrop {verb}", args=rest, config=_FLAGS
             )
@@ -145,10 +159,10 @@ def _run(arguments: Sequence[str] | None) -> int:
         print(f"afterdrop: out of memory: {why:.200}; give smaller sizes", file=sys.stderr)
         return 2
     except KeyboardInterrupt as error:
-        kept = "; ".join(getattr(error, "__notes__", ["the same command goes on"]))
-        terminated = isinstance(error, Terminated)
+        stop = error if isinstance(error, StopSignal) else StopSignal("SIGINT")
         if speaks():
-            word = "terminated" if terminated else "interrupted"
-            print(f"\nafterdrop: {word}; {kept}", file=sys.stderr)
-        return 143 if terminated else 130
+            said = "; ".join([_STOPS[stop.name], *getattr(error, "__notes__", ())])
+            with contextlib.suppress(OSError):  # of a closed terminal
+                print(f"\nafterdrop: {one_line(said)}", file=sys.stderr)
+        return stop.status
     return status or 0

@@ -7,6 +7,7 @@ import tyro
 from tyro.conf import Positional
 
 from afterdrop.cli.options import OptionalPath
+from afterdrop.plain_text import one_line
 from afterdrop.report.report_input import read_input
 
 
@@ -36,7 +37,7 @@ def compare(
     from afterdrop.report.comparison_page import write_comparison  # needs matplotlib
 
     page = write_comparison([read_input(run, split, None, data) for run in runs], out)
-    print(f"Wrote {out}.")
+    print(f"Wrote {one_line(out)}.")
     print(page.headline)
     for line in page.missing:
-        print(f"Missing: {line}.")
+        print(f"Missing: {one_line(line)}.")

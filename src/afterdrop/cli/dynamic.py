@@ -13,6 +13,7 @@ from afterdrop.evaluation.dynamic_evaluation import DivergedWeights, DynamicEval
 from afterdrop.evaluation.scores import Scores
 from afterdrop.family.member import DET
 from afterdrop.family.presentation import Presentation, presentation
+from afterdrop.plain_text import one_line
 from afterdrop.runs import Run
 from afterdrop.runs.dynamic_search import DynamicSearch, Tried
 from afterdrop.train.device import choose_device
@@ -38,8 +39,8 @@ def dynamic(
 
     Tries every pair of eta and kappa on validation data, with the deterministic member, and writes
     the scores of the best to RUN/dynamic/scores/valid.safetensors. With --test the best is also
-    evaluated on test data, at T = 1 and at the temperature of validation data. Interrupted, the
-    same command goes on after the settings that were finished.
+    evaluated on test data, at T = 1 and at the temperature of validation data. After an
+    interruption, the same command resumes after the settings that were finished.
 
     For example:
       afterdrop dynamic runs/ptb
@@ -76,7 +77,7 @@ def dynamic(
         assert best.scores is not None
         path = search.kept.save_scores(best.scores)
         print(f"Best on validation data: eta={best.settings.eta:g}, kappa={best.settings.kappa:g}.")
-        print(f"Wrote {path}.")
+        print(f"Wrote {one_line(path)}.")
         if test:
             _test(search, plain, best, shown)
 

@@ -32,7 +32,7 @@ from afterdrop.evaluation.request import (
 from afterdrop.evaluation.scores import Scores
 from afterdrop.family.member import Grid, Temper
 from afterdrop.models.fingerprint import fingerprint
-from afterdrop.plain_text import shell_word
+from afterdrop.plain_text import one_line, shell_word
 from afterdrop.runs import Run
 from afterdrop.selection import family_table
 
@@ -100,8 +100,8 @@ def evaluate(
     """Evaluate every member of the extended dropout family on data.
 
     Takes a run folder of afterdrop train, or your own model and batches by import path, runs the
-    model with dropout under control, and writes RUN/scores/SPLIT.safetensors. Interrupted, the
-    same command resumes where it stopped.
+    model with dropout under control, and writes RUN/scores/SPLIT.safetensors. After an
+    interruption, the same command resumes where it stopped.
 
     Samples that were computed elsewhere, such as the predictions of an ensemble, come as files.
 
@@ -163,7 +163,8 @@ def evaluate(
         data: Runs: folder of the named data sets, if it has moved since training.
         device: Runs: device to evaluate on; by default a GPU if any.
         memory_mib: Memory for accumulators and activations, in MiB.
-        overwrite: Replace existing scores; those of the same settings and weights are kept.
+        overwrite: Replace existing scores; without it, those of the same settings and weights are
+            kept, and others refused.
         quiet: Show neither a progress bar nor tables.
     """
     given = locals()
@@ -260,7 +261,7 @@ def evaluate(
         scores = run.kept_scores(request, weights)
         if speaks():
             _print(scores, quiet)
-            print(f"{path} was already there, with these settings and weights.")
+            print(f"{one_line(path)} was already there, with these settings and weights.")
         return
     memory, parts = None if memory_mib is None else memory_mib * 2**20, run.layout.parts(split)
     asked = device if trained else device or "cpu"  # a user's own model stays where it is
@@ -294,7 +295,7 @@ def _save(run: Run, scores: Scores, quiet: bool) -> None:
     _print(scores, quiet)
     if not quiet:
         following = f" Next: afterdrop select {shell_word(run.path)}"
-        print(f"\nWrote {path}." + following * (scores.split != "test"))
+        print(f"\nWrote {one_line(path)}." + following * (scores.split != "test"))
 
 
 def _print(scores: Scores, quiet: bool) -> None:

@@ -8,6 +8,7 @@ from tyro.conf import Positional
 
 from afterdrop.cli.options import OptionalPath
 from afterdrop.errors import FileError
+from afterdrop.plain_text import one_line
 from afterdrop.report.prose import certainty, headline
 from afterdrop.report.report_input import is_study, read_input
 from afterdrop.runs import Run
@@ -47,16 +48,16 @@ def report(
     if is_study(run):
         from afterdrop.report.study_page import write_study  # needs matplotlib
 
-        print(f"Wrote {write_study(read_result(run), run, out)}.")
+        print(f"Wrote {one_line(write_study(read_result(run), run, out))}.")
         return
     if split != "valid" and split not in Run(run).splits:  # the page would be empty
         raise FileError(f"{run} has no scores of the split {split!r}")
     found = read_input(run, split, classes, data)
     path = Run(run).layout.report if out is None else out
     outcome = write_report(found, path)
-    print(f"Wrote {path}.")
+    print(f"Wrote {one_line(path)}.")
     if outcome is not None:
         print(headline(outcome, found.unit))
         print("\n".join(certainty(outcome)[:2]))
     for line in found.missing:
-        print(f"Missing: {line}.")
+        print(f"Missing: {one_line(line)}.")

@@ -1,5 +1,6 @@
 """afterdrop reproduce: the paper's tables from runs, next to the published figures."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -9,6 +10,7 @@ from tyro.conf import Positional
 from afterdrop.cli.options import OptionalInt, OptionalPath
 from afterdrop.data import data_folder
 from afterdrop.errors import DataError, ExtraError, FileError
+from afterdrop.plain_text import one_line
 from afterdrop.reproduce.chain import Chain
 from afterdrop.reproduce.jobs import plan_jobs
 from afterdrop.reproduce.tables.build_tables import paper_tables
@@ -30,7 +32,7 @@ def reproduce(
     num_samples: OptionalInt = None,
     only: tuple[str, ...] = (),
     quiet: bool = False,
-) -> None:
+) -> int | None:
     """Turn finished runs into the paper's Tables 1 to 5, next to the published figures.
 
     The configuration and the scores of a run determine which tables it is used for. Missing
@@ -62,6 +64,10 @@ def reproduce(
             raise DataError("--all creates its own runs: give --out FOLDER and no run folders")
         samples = num_samples or SAMPLES.get(device, 100)
         runs, faults = _run_chain(Chain(out, data, minutes, device, samples, not quiet), only)
+        for fault in faults:
+            print(f"afterdrop: {one_line(fault)}", file=sys.stderr)
+        if faults and not runs:
+            return 1
     tables = paper_tables(runs, bands=shown, data=data)
     if not quiet:
         for table in tables:
@@ -69,10 +75,9 @@ def reproduce(
     if out is not None:
         folder = out / "tables" if every else out
         write_tables(tables, folder)
-        print(f"Wrote {folder}: tables.md, table1.txt to table5.tex")
+        print(f"Wrote {one_line(folder)}: tables.md, table1.txt to table5.tex")
         _draw(runs, folder / "figures", data)
-    for fault in faults:
-        print(f"Failed: {fault}")
+    return 1 if faults else None
 
 
 def _run_chain(chain: Chain, only: tuple[str, ...]) -> tuple[tuple[Path, ...], list[str]]:
@@ -99,9 +104,9 @@ def _draw(runs: tuple[Path, ...], folder: Path, data: Path | None) -> None:
     try:
         from afterdrop.reproduce.paper_figures import write_figures
     except ExtraError as error:
-        print(f"Missing: {error}")
+        print(f"Missing: {one_line(error)}")
         return
     written, faults = write_figures(runs, folder, data=data)
-    print(f"Wrote {folder}: {len(written)} figures")
+    print(f"Wrote {one_line(folder)}: {len(written)} figures")
     for fault in faults:
-        print(f"Missing: {fault}")
+        print(f"Missing: {one_line(fault)}")

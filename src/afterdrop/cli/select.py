@@ -7,6 +7,7 @@ import tyro
 from tyro.conf import Positional
 
 from afterdrop.cli.options import OptionalInt
+from afterdrop.plain_text import one_line
 from afterdrop.runs import Run
 from afterdrop.selection import select as choose
 
@@ -57,7 +58,7 @@ def select(
     )
     path = folder.save_choice(choice)
     print(choice)
-    print(f"\nWrote {path}. To predict with it in Python:")
+    print(f"\nWrote {one_line(path)}. To predict with it in Python:")
     if folder.trained:
         print(f"  import afterdrop\n  predict = afterdrop.Run.open({str(run)!r}).predictor()")
     else:

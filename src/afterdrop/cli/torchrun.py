@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -20,7 +21,7 @@ from torch.distributed.rendezvous import rendezvous
 from afterdrop.errors import RankError, RankLost
 from afterdrop.rank_watch import give_up_after
 from afterdrop.ranks import Ranks, Splitting, current
-from afterdrop.stop_request import sigterm_raises
+from afterdrop.stop_request import signals_raise
 from afterdrop.train import choose_device
 
 
@@ -68,7 +69,7 @@ def process_group(device: str) -> Iterator[Splitting | None]:
             f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}: {error}; check that "
             "every host can reach it"
         ) from error
-    with sigterm_raises(_terminated):
+    with signals_raise(_terminated, [signal.SIGTERM]):
         yield "split"
     # Not in a finally block: after an error, the group would wait for the rank that it lost.
     _leave()
@@ -99,10 +100,10 @@ def end_rank(status: int) -> int:
     return status
 
 
-def _terminated() -> RankLost:
+def _terminated(name: str) -> RankLost:
     """What SIGTERM means, which torchrun sends when a rank has ended."""
     return RankLost(
-        f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} received SIGTERM: "
+        f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} received {name}: "
         "another rank has ended, or the job was stopped"
     )
 

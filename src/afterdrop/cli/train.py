@@ -11,8 +11,8 @@ from afterdrop import recipes
 from afterdrop.cli.options import OptionalFloat, OptionalInt, OptionalPath, OptionalText
 from afterdrop.cli.torchrun import process_group, rank_device, speaks
 from afterdrop.errors import DataError
-from afterdrop.plain_text import first_line, shell_word
-from afterdrop.stop_request import Terminated
+from afterdrop.plain_text import first_line, one_line, shell_word
+from afterdrop.stop_request import NAMES, resumable
 from afterdrop.train import ConfigError
 from afterdrop.train import run as run_training
 
@@ -89,12 +89,12 @@ def train(
             track=track,
             ranks=ranks,
         )
-    if result.reason in ("SIGINT", "SIGTERM"):  # a command after `train &&` must not start
-        raise KeyboardInterrupt if result.reason == "SIGINT" else Terminated
+    if quiet and speaks():
+        print(one_line(result.message))
+    if result.reason in NAMES:  # a command after `train &&` must not start
+        raise resumable(result.reason)
     if not speaks():
         return
-    if quiet:
-        print(result.message)
     if result.finished:
         print(f"Next: afterdrop evaluate {shell_word(out)}")
 

@@ -9,7 +9,7 @@ from tyro.conf import Positional, UseAppendAction
 from afterdrop.cli.options import OptionalFloat, OptionalInt, OptionalPath, OptionalText
 from afterdrop.cli.train import parse_setting
 from afterdrop.errors import ExtraError
-from afterdrop.plain_text import shell_word
+from afterdrop.plain_text import one_line, shell_word
 from afterdrop.tune.search_space import Axis
 from afterdrop.tune.study_files import ranking_table, write_result
 from afterdrop.tune.study_settings import plan_study
@@ -119,8 +119,9 @@ def tune(
     try:
         from afterdrop.report.study_page import write_study  # needs matplotlib
 
-        print(f"\nWrote {write_study(result, study)}: ranking, history, importance and slices.")
+        page = one_line(write_study(result, study))
+        print(f"\nWrote {page}: ranking, history, importance and slices.")
     except ExtraError as error:
-        print(f"\nNo study page: {error}")
+        print(f"\nNo study page: {one_line(error)}")
     best = study / "best.toml"
-    print(f"Wrote {best}. Next: afterdrop train {shell_word(best)} --out RUN")
+    print(f"Wrote {one_line(best)}. Next: afterdrop train {shell_word(best)} --out RUN")

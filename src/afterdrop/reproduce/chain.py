@@ -20,9 +20,11 @@ from afterdrop.evaluation.loop import Execution
 from afterdrop.family.member import Grid
 from afterdrop.files import read_json, write_json
 from afterdrop.masks.uniforms import Plan
+from afterdrop.plain_text import one_line
 from afterdrop.reproduce.jobs import MASKS, ChainJob
 from afterdrop.runs import Run
 from afterdrop.selection import select
+from afterdrop.stop_request import NAMES, resumable
 from afterdrop.train import TrainConfig, shorten
 from afterdrop.train import run as train_run
 from afterdrop.typed_records import read_record
@@ -81,7 +83,7 @@ class Chain:
                 self._do(job, seconds, plans)
             except AfterdropError as error:
                 faults.append(f"{job.name}: {error}")
-                self.say(f"  failed: {error}")
+                self.say(f"  failed: {one_line(error)}")
             if Run(self.path(job)).trained:
                 runs.append(self.path(job))
         return runs, faults
@@ -112,8 +114,8 @@ class Chain:
                 max_minutes=limit,
                 progress=self.progress,
             )
-            if not result.finished and result.reason != "max_minutes":
-                raise KeyboardInterrupt  # the run has saved itself; stop the whole chain
+            if result.reason in NAMES:
+                raise resumable(result.reason)  # stop the whole chain
             if not self.progress:  # otherwise the progress bar shows it
                 self.say(f"  {result.message}")
             plan["trained"] = True
@@ -132,8 +134,8 @@ class Chain:
         shutil.rmtree(probe, ignore_errors=True)
         config = shorten(job.config, 2, PROBE_STEPS)
         result = train_run(config, probe, data=self.data, device=self.device, progress=False)
-        if not result.finished:
-            raise KeyboardInterrupt
+        if result.reason in NAMES:
+            raise resumable(result.reason)
         _, first, second = Run(probe).metrics  # the first interval is the warm-up
         shutil.rmtree(probe)
         objective = job.config.objective

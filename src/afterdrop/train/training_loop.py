@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from afterdrop.errors import FileError, RankLost
-from afterdrop.stop_request import StopRequest, stop_request
+from afterdrop.stop_request import NAMES, StopRequest, stop_request
 from afterdrop.train.checkpoint import Checkpoint, keep_copy, read_facts, write_checkpoint
 from afterdrop.train.checks import DivergedError
 from afterdrop.train.folder import RunFolder
@@ -24,7 +24,7 @@ from afterdrop.train.trainer import Trainer
 
 Watch = Callable[[Mapping[str, Any]], str | None]
 # Why a run stops early; if ranks have different reasons, the last one in this order counts.
-REASONS = (None, "max_minutes", "SIGINT", "SIGTERM")
+REASONS = (None, "max_minutes", *NAMES)
 # Steps and seconds between two readings of the loss, each of which waits for a GPU. Several ranks
 # count steps only, because all of them must read the loss at the same step.
 _READ_STEPS = 10

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from afterdrop.errors import DamagedError
+from afterdrop.plain_text import one_line
 from afterdrop.ranks import Ranks, Splitting, current
 from afterdrop.train.build_task import build_task, load_set, require_same
 from afterdrop.train.checkpoint import Checkpoint, read_checkpoint
@@ -36,8 +37,8 @@ class TrainResult:
     Attributes:
         folder: The run folder.
         finished: Whether training is complete; if not, the same call continues it.
-        reason: Why it ended: the reason of the schedule or of `watch`, `SIGINT`, `SIGTERM`, or
-            `max_minutes`.
+        reason: Why it ended: the reason of the schedule or of `watch`, the name of a signal,
+            or `max_minutes`.
         message: A summary, with how to continue.
         step: Steps done.
         interval: Validation intervals done.
@@ -69,9 +70,9 @@ def run(
 ) -> TrainResult:
     """Trains a model, or continues to train it.
 
-    Ctrl-C and SIGTERM finish the step, save and return. The same call then continues; on a CPU
-    bit for bit as if it had not been interrupted (with the same number of threads, which torch's
-    sums depend on). A run that was killed continues from its last saved validation.
+    Ctrl-C, SIGTERM and SIGHUP finish the step, save and return. The same call then continues; on a
+    CPU bit for bit as if it had not been interrupted (with the same number of threads, which
+    torch's sums depend on). A run that was killed continues from its last saved validation.
 
     Args:
         config: The configuration.
@@ -218,7 +219,8 @@ def _read_last(folder: RunFolder) -> Checkpoint:
             raise
         saved = read_checkpoint(folder.previous)
         warnings.warn(
-            f"{error}. Training goes on from the one before it (step {saved.facts['step']}).",
+            f"{error}. Training resumes from the checkpoint before it, of step "
+            f"{saved.facts['step']}.",
             stacklevel=2,
         )
         return saved
@@ -268,7 +270,8 @@ def _ending(folder: RunFolder, reason: str | None) -> dict[str, Any]:
         words.append(f"Best {found} (interval {best['interval']}, T={best['temperature']:.3f}).")
     if reason is not None:
         words.append(
-            f"To go on from step {last['step']}, give the same command (out={folder.path})."
+            f"To resume from step {last['step']}, run the same command "
+            f"(out={one_line(folder.path)})."
         )
     return {
         "finished": reason is None,

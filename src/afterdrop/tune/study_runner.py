@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from afterdrop.stop_request import Terminated, stop_request
+from afterdrop.stop_request import resumable, stop_request
 from afterdrop.train.checks import check_count
 from afterdrop.train.device import choose_device
 from afterdrop.tune.checks import TuneError
@@ -62,8 +62,7 @@ def run_study(
     Raises:
         TuneError: If the storage contains another study of that name, all workers failed, or no
             trial succeeded.
-        KeyboardInterrupt: After Ctrl-C, or its subclass `Terminated` after SIGTERM, once all
-            workers have saved their trials.
+        StopSignal: After Ctrl-C, SIGTERM or SIGHUP, once all workers have saved their trials.
 
     Example:
         >>> import tempfile
@@ -99,7 +98,7 @@ def run_study(
         with stop_request() as request:
             finished = work(replace(place, device=where[0]))
         if not finished:
-            raise Terminated if request.signal == "SIGTERM" else KeyboardInterrupt
+            raise resumable(request.signal or "SIGINT")
     else:
         _run_workers(place, where, workers)
     return _result(settings, backend.trials(), place.backend("-reruns").trials(), top)
@@ -174,7 +173,7 @@ def _run_workers(place: Workplace, devices: Sequence[str], workers: int) -> None
                     crew[index] = _start(replace(place, device=devices[index % len(devices)]))
             time.sleep(0.1)
     if request.signal is not None:
-        raise Terminated if request.signal == "SIGTERM" else KeyboardInterrupt
+        raise resumable(request.signal)
     if 0 not in ended:
         raise TuneError(
             f"no worker finished (exit statuses {', '.join(map(str, ended))}); finished trials are "

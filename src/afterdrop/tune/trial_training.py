@@ -11,6 +11,7 @@ import torch
 
 from afterdrop.errors import AfterdropError
 from afterdrop.evaluation.chunks import out_of_memory
+from afterdrop.stop_request import NAMES
 from afterdrop.train import DivergedError, TrainConfig, TrainError, TrainResult
 from afterdrop.train import run as run_training
 from afterdrop.train.folder import RunFolder, locked
@@ -58,7 +59,7 @@ def run_trial(job: TrialJob, ledger: Ledger, trial: Trial) -> str | None:
         return _failed(ledger, trial, f"out of memory: {str(error).splitlines()[0]}")
     if result.reason == _LOST:
         return "taken over by another worker; dropped here"
-    if result.reason in ("SIGINT", "SIGTERM", _STOPPED):
+    if result.reason in (*NAMES, _STOPPED):
         ledger.hand_back(trial, f"its worker was stopped ({result.reason})")
         return None
     if not result.best:

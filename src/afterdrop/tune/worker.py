@@ -24,6 +24,7 @@ import torch
 
 from afterdrop.errors import AfterdropError
 from afterdrop.file_locks import Alive
+from afterdrop.plain_text import one_line
 from afterdrop.stop_request import StopRequest, stop_request
 from afterdrop.tune.checks import TuneError
 from afterdrop.tune.optuna_backend import Backend
@@ -188,7 +189,7 @@ def main() -> int:
     try:
         return 0 if work(place) else INTERRUPTED
     except AfterdropError as error:
-        print(f"afterdrop: {error}", file=sys.stderr)
+        print(f"afterdrop: {one_line(error)}", file=sys.stderr)
         return BAD_INPUT
 
 
