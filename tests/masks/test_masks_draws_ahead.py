@@ -97,3 +97,11 @@ def test_a_model_that_skips_sites_gets_the_masks_of_those_that_it_runs(draws):
     control.draw = draw_row_mask
     assert torch.equal(guessed, output())
     assert not torch.equal(guessed, x.repeat(4, 1))
+
+
+def test_draws_ahead_stay_on_their_device():
+    ahead, request = DrawsAhead(PLACES), (range(4), EXAMPLES[0], (5,))
+    keys = [site_key(0, *place, 0) for place in PLACES]
+    for key in keys[:3]:  # the fourth site is drawn with the third
+        ahead.uniforms(Plan(4), key, *request)
+    assert ahead.uniforms(Plan(4), keys[3], *request, device="meta").device.type == "meta"

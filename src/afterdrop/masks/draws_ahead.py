@@ -55,7 +55,7 @@ class DrawsAhead:
         device: torch.device | str = "cpu",
     ) -> Tensor:
         """See `uniforms.uniforms`."""
-        asked = plan, samples, tuple(coords)
+        asked = plan, samples, tuple(coords), torch.device(device)
         as_before = asked == self._asked and examples is self._examples
         if as_before and key in self._drawn:
             return self._drawn.pop(key)
