@@ -263,3 +263,30 @@ def test_the_modules_of_an_lstm_get_their_weights_back():
     before = list(model.lstm._flat_weights)
     ad.evaluate(model, [(x[None], y[None])], num_samples=4, batch_dim=1)
     assert all(a is b for a, b in zip(model.lstm._flat_weights, before, strict=True))
+
+
+class Averaging(nn.Module):
+    """Keeps an average of its activations, as its training needs."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.drop = nn.Linear(4, 4), nn.Dropout(0.5)
+        self.register_buffer("average", torch.zeros(4))
+
+    def forward(self, x):
+        h = self.linear(x)
+        if self.training:
+            self.average.mul_(0.9).add_(h.detach().mean(0), alpha=0.1)
+        return self.drop(h - self.average)
+
+
+@pytest.mark.parametrize("assign", [False, True])
+def test_buffers_that_were_set_without_counting_are_restored_to_what_was_set(assign):
+    model, x = Averaging(), torch.randn(3, 4)
+    ad.find_sites(model, x)
+    if assign:
+        model.average.data = torch.ones(4)
+    else:
+        model.average.data.copy_(torch.ones(4))  # as code that averages weights does
+    ad.find_sites(model, x)
+    assert torch.equal(model.average, torch.ones(4))

@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from afterdrop.masks.attribute_contents import OF_TORCH, Contents, differing
 from afterdrop.masks.identity_snapshot import IdentitySnapshot
@@ -26,7 +25,6 @@ Reset = Callable[[nn.Module], object]
 
 _registry = threading.Lock()
 _locks: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
-_copies = WeakTensorKeyDictionary()  # of buffers: their version, and their values in it
 _TABLES = ("_parameters", "_buffers", "_modules")  # what a module registers, by name
 # Also changed in place: transformers' models register hooks in their first pass.
 _HOOKS = (
@@ -166,7 +164,7 @@ class ModelState:
         )
         self._tables = {table: IdentitySnapshot(self._now(table)) for table in _ALL}
         self._buffers = [
-            (buffer, *_copied(buffer, again=by_value))
+            (buffer, _version(buffer), buffer.detach().clone())
             for module in self.modules
             for buffer in module._buffers.values()
             if isinstance(buffer, Tensor)
@@ -214,7 +212,6 @@ class ModelState:
             for number, (buffer, version, values) in enumerate(self._buffers):
                 if self._wrote(buffer, version, values):
                     buffer.copy_(values)
-                    _copies[buffer] = _version(buffer), values
                     self._buffers[number] = buffer, _version(buffer), values
 
     def _now(self, table: str | None = None) -> Iterator[dict[str, Any]]:
@@ -227,15 +224,6 @@ class ModelState:
         if _version(buffer) != version:
             return True
         return self._by_value and not torch.equal(buffer, values)
-
-
-def _copied(buffer: Tensor, *, again: bool) -> tuple[int, Tensor]:
-    """The version of a buffer and a copy of its values, which is kept for the next time."""
-    kept = _copies.get(buffer)
-    if again or kept is None or kept[0] != _version(buffer):
-        kept = _version(buffer), buffer.detach().clone()
-        _copies[buffer] = kept
-    return kept
 
 
 def _version(tensor: Tensor) -> int:

@@ -89,8 +89,15 @@ def drop(
     """Plain dropout of `x` with one mask value per element of `shape`."""
     like = x if shape == list(x.shape) else x.new_empty(()).expand(shape)
     mask = source.mask(op, rate, like, x, call)
-    # Never `x` itself: a caller may register the result, and `x` may be a parameter.
-    return x.view_as(x) if mask is None else mask.drop(x)
+    return _anew(x) if mask is None else mask.drop(x)
+
+
+def _anew(x: Tensor) -> Tensor:
+    """Another tensor with the values of `x`: a caller may register it, and `x` may be a parameter.
+
+    A chain of views takes longer with every view.
+    """
+    return x.view_as(x) if torch.is_grad_enabled() else x.detach()
 
 
 def alpha_drop(
@@ -99,7 +106,7 @@ def alpha_drop(
     """Alpha dropout: dropped units become −λα, then an affine map restores mean and variance."""
     mask = source.mask(op, rate, x.new_empty(()).expand(shape), x, call)
     if mask is None:
-        return x.view_as(x)
+        return _anew(x)
     p = mask.rate
     a = ((_SELU**2 * p + 1) * (1 - p)) ** -0.5
     shift = (mask.mask - 1 + p) * (_SELU * a)
@@ -120,8 +127,8 @@ def dropout_handler(rule: Rule, op: str, *, feature: bool, inplace: bool) -> Han
         call = source.locate()
         if not (train or source.is_forced(call)):
             return input
-        if p == 0:  # a declared rate may be scaled to 0; see `drop` for why this is a view
-            return input if inplace else input.view_as(input)
+        if p == 0:  # a declared rate may be scaled to 0
+            return input if inplace else _anew(input)
         shape = list(input.shape)
         if feature:
             shape = shape[:2] + [1] * (len(shape) - 2)
