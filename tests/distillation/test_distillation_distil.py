@@ -10,35 +10,13 @@ import torch
 from torch import nn
 
 import afterdrop as ad
-from afterdrop.distillation import student_training
 from afterdrop.distillation.kept_gain import kept_gain
 from afterdrop.distillation.teacher import Teacher, cross_entropy
-from afterdrop.errors import DataError, FileError, MemberError, ScoresError
+from afterdrop.errors import DataError, MemberError, ScoresError
 from afterdrop.evaluation.batches import Batch
 from afterdrop.evaluation.likelihoods.categorical import Categorical
-from oracles.zoo import mlp
 
 GRID = ad.Grid((0, 1), (0, 1))
-
-
-def overconfident(targets=120):
-    """A network whose weights are too large for its labels, and data in small batches."""
-    torch.manual_seed(0)
-    model = mlp(5, 40, 4).eval()
-    x = torch.randn(targets, 5) * 2
-    with torch.no_grad():
-        y = torch.distributions.Categorical(logits=model(x)).sample()
-        model[3].weight.mul_(6)
-    return model, list(zip(x.split(30), y.split(30)))
-
-
-@pytest.fixture(scope="module")
-def case():
-    model, data = overconfident()
-    scores = ad.evaluate(model, data, grid=GRID, num_samples=8)
-    choice = ad.select(scores, resamples=0)
-    best = next(c.member for c in choice.ranking if not c.member.deterministic)
-    return dataclasses.replace(choice, member=best), model, data
 
 
 def weights(model):
@@ -73,28 +51,6 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(case):
         weights(ad.distil(choice, model, data, epochs=2, seed=seed).model) for seed in (1, 1, 2)
     ]
     assert same(found[0], found[1]) and not same(found[0], found[2])
-
-
-def test_an_interrupted_distillation_ends_with_the_same_weights(case, tmp_path, monkeypatch):
-    choice, model, data = case
-    whole = ad.distil(choice, model, data, epochs=4)
-    epoch = student_training.StudentTraining._epoch
-
-    def interrupted(self, batches):
-        if len(self.losses) == 2:
-            raise KeyboardInterrupt
-        return epoch(self, batches)
-
-    monkeypatch.setattr(student_training.StudentTraining, "_epoch", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        ad.distil(choice, model, data, epochs=4, resume=tmp_path)
-    monkeypatch.undo()
-    with pytest.raises(FileError, match="another distillation"):
-        ad.distil(choice, model, data, epochs=5, resume=tmp_path)
-    resumed = ad.distil(choice, model, data, epochs=4, resume=tmp_path)
-    assert resumed.divergences == whole.divergences
-    assert same(weights(resumed.model), weights(whole.model))
-    assert not list(tmp_path.iterdir())
 
 
 def test_distributions_that_do_not_fit_are_predicted_again(case, monkeypatch):

@@ -11,8 +11,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from afterdrop.distillation.finished_epochs import finished_epochs
 from afterdrop.distillation.kept_gain import KeptGain, kept_gain
-from afterdrop.distillation.student_training import Schedule, StudentTraining
+from afterdrop.distillation.student_settings import Schedule
+from afterdrop.distillation.student_training import StudentTraining
 from afterdrop.distillation.teacher import Teacher
 from afterdrop.errors import DataError, MemberError
 from afterdrop.evaluation.batches import BatchReader
@@ -122,8 +124,10 @@ def distil(
         logits: The function that finds the logits in the model's output, if one was given to
             `evaluate`.
         memory: Bytes for accumulators and activations, and for kept distributions.
-        resume: A folder for finished epochs: an interrupted distillation resumes from there and
-            ends with the same weights. Its file is removed when done.
+        resume: A folder for finished epochs. The same call resumes an interrupted distillation
+            from there and ends with the same weights; other settings, data or code are refused.
+            The file in it, which one call at a time can use, stays until the result is returned:
+            an interruption while `valid` is evaluated loses that evaluation only.
         progress: Whether to show progress bars.
 
     Returns:
@@ -132,6 +136,7 @@ def distil(
     Raises:
         MemberError: If the chosen member is deterministic: it is one pass already.
         DataError: If the choice is of a text, of an ensemble, or of targets other than classes.
+        FileError: If the file in `resume` is damaged, in use, or of another distillation.
 
     Example:
         >>> import afterdrop as ad
@@ -157,21 +162,36 @@ def distil(
         )
     likelihood = dataclasses.replace(likelihood, class_dim=predictor.request.class_dim)
     student = copy.deepcopy(model)
-    schedule = Schedule(epochs, lr, seed, f"{choice.member!r} of {choice.fingerprint}")
+    request = choice.test_request(choice.request.split)
+    request = dataclasses.replace(request, logits=predictor.request.logits)
+    schedule = Schedule(epochs, lr, seed, choice.member, request, choice.fingerprint)
     teacher = Teacher(predictor, likelihood, memory)
     reader = BatchReader(student, likelihood, choice.request)
-    training = StudentTraining(student, schedule, teacher, likelihood, reader, resume)
-    with torch.no_grad():
-        divergences = training.run(batches, progress=progress)
-    found = Distilled(student, None, None, divergences, choice)
-    if valid is None:
-        return found
-    valid = list(valid)
-    execution = Execution(memory=memory, progress=progress)
-    scores = _copy_scores(student, choice, valid, choice.request.split, logits, execution)
+    training = StudentTraining(student, schedule, teacher, likelihood, reader)
+    with finished_epochs(resume) as kept:
+        with torch.no_grad():
+            divergences = training.run(batches, kept, progress=progress)
+        found = Distilled(student, None, None, divergences, choice)
+        if valid is None:
+            return found
+        return _measured(
+            found, model, list(valid), logits, Execution(memory=memory, progress=progress)
+        )
+
+
+def _measured(
+    found: Distilled,
+    model: nn.Module,
+    valid: list[Any],
+    logits: LogitsPlace | None,
+    execution: Execution,
+) -> Distilled:
+    """With the temperature of the copy, and the share of the gain that it keeps."""
+    choice, split = found.teacher, found.teacher.request.split
+    scores = _copy_scores(found.model, choice, valid, split, logits, execution)
     found = dataclasses.replace(found, choice=select(scores))
-    options: Any = {"split": choice.request.split, "logits": logits}
-    kept = found.compare(model, valid, memory=memory, progress=progress, **options)
+    shown: Any = {"memory": execution.memory, "progress": execution.progress}
+    kept = found.compare(model, valid, split=split, logits=logits, **shown)
     return dataclasses.replace(found, kept=kept)
 
 

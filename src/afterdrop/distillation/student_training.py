@@ -6,59 +6,29 @@ those of training. Adam, with a learning rate that falls linearly to 0.
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
 import math
+import operator
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from afterdrop.distillation.finished_epochs import FinishedEpochs
+from afterdrop.distillation.student_settings import (
+    FirstBatch,
+    Schedule,
+    StudentSettings,
+    has_fixed_order,
+)
 from afterdrop.distillation.teacher import Teacher, cross_entropy, entropy
-from afterdrop.errors import DataError, FileError
-from afterdrop.evaluation.batches import Batch, BatchReader, call
+from afterdrop.errors import DataError
+from afterdrop.evaluation.batches import Batch, BatchReader, call, digest_tensors
 from afterdrop.evaluation.likelihoods.categorical import Categorical
-from afterdrop.files import make_folder
+from afterdrop.masks.model_call import tensors
 from afterdrop.masks.uniforms import site_key
-from afterdrop.tensor_files import read_tensors, write_tensors
-from afterdrop.typed_records import read_record
-
-_FILE = "distil.safetensors"
-
-
-@dataclasses.dataclass(frozen=True)
-class Schedule:
-    """Everything that the weights of the copy depend on, beside model and data.
-
-    Attributes:
-        epochs: Passes over the data.
-        lr: Learning rate at the beginning.
-        seed: Of the order of the batches.
-        teacher: The member and the weights that are learned from.
-    """
-
-    epochs: int
-    lr: float
-    seed: int
-    teacher: str
-
-    def __post_init__(self) -> None:
-        if self.epochs < 1:
-            raise DataError(f"epochs={self.epochs} must be at least 1")
-        if not self.lr > 0:
-            raise DataError(f"lr={self.lr} must be above 0")
-        if not -(2**63) <= self.seed < 2**63:
-            raise DataError("seed must fit 64 bits; give a smaller integer")
-
-
-@dataclasses.dataclass(frozen=True)
-class _State:
-    """What the file of finished epochs says beside its tensors."""
-
-    schedule: Schedule
-    losses: tuple[float, ...]
 
 
 class StudentTraining:
@@ -70,7 +40,6 @@ class StudentTraining:
         teacher: What to learn.
         likelihood: Reads the copy's outputs.
         read: Reads the batches.
-        folder: Where finished epochs are kept; None to keep nothing.
     """
 
     def __init__(
@@ -80,7 +49,6 @@ class StudentTraining:
         teacher: Teacher,
         likelihood: Categorical,
         read: BatchReader,
-        folder: str | Path | None = None,
     ) -> None:
         self.student, self.schedule, self.teacher = student.eval(), schedule, teacher
         self.likelihood, self.reader = likelihood, read
@@ -90,25 +58,32 @@ class StudentTraining:
         self.optimiser = torch.optim.Adam(trained, lr=schedule.lr)
         self.losses: list[float] = []
         self._resumed = ""  # what an error adds if the copy comes from a file
-        self.file = None if folder is None else Path(folder) / _FILE
-        if self.file is not None:
-            make_folder(self.file.parent)
-            self._resume(self.file)
 
-    def run(self, batches: Iterable[Any], *, progress: bool) -> tuple[float, ...]:
-        """Trains to the end; returns the mean KL divergence (nats) of each epoch."""
+    def run(
+        self, batches: Iterable[Any], epochs: FinishedEpochs | None = None, *, progress: bool
+    ) -> tuple[float, ...]:
+        """Trains to the end; returns the mean KL divergence (nats) of each epoch.
+
+        Args:
+            batches: What to train on.
+            epochs: Where finished epochs are kept; None to keep nothing.
+            progress: Whether to show a progress bar.
+        """
         if isinstance(batches, Iterator):
             batches = list(batches)
-        total = self.schedule.epochs
-        bar = tqdm(total=total, initial=len(self.losses), desc="distil", disable=not progress)
-        with bar, torch.backends.cudnn.flags(enabled=not self._recurrent()):
-            while len(self.losses) < total:
-                self.losses.append(self._epoch(self._ordered(batches)))
-                self._save()
-                bar.set_postfix_str(f"KL {self.losses[-1]:.4f}")
-                bar.update()
-        if self.file is not None:
-            self.file.unlink()
+        passes: Iterator[Iterable[Any]] = itertools.repeat(batches)
+        with torch.backends.cudnn.flags(enabled=not self._recurrent()):
+            if epochs is not None:
+                passes = itertools.chain([self._take_up(batches, epochs)], passes)
+            total = self.schedule.epochs
+            bar = tqdm(total=total, initial=len(self.losses), desc="distil", disable=not progress)
+            with bar:
+                while len(self.losses) < total:
+                    self.losses.append(self._epoch(self._ordered(next(passes))))
+                    if epochs is not None:
+                        epochs.write(self._tensors(), self.losses)
+                    bar.set_postfix_str(f"KL {self.losses[-1]:.4f}")
+                    bar.update()
         return tuple(self.losses)
 
     def _recurrent(self) -> bool:
@@ -163,33 +138,34 @@ class StudentTraining:
             found |= {f"adam.{number}.{name}": value for name, value in state.items()}
         return found
 
-    def _save(self) -> None:
-        if self.file is not None:
-            note = {"schedule": dataclasses.asdict(self.schedule), "losses": self.losses}
-            write_tensors(self.file, self._tensors(), note)
+    def _take_up(self, batches: Iterable[Any], epochs: FinishedEpochs) -> Iterable[Any]:
+        """Continues after the finished epochs; returns the batches of the next one."""
+        stream = iter(batches)
+        head = list(itertools.islice(stream, 1))
+        if not head:
+            raise DataError("batches is empty; give at least one (inputs, targets) pair")
+        batch = self.reader.read(head[0], 0, 0)
+        read = [*tensors(batch.given), self.likelihood.counts(batch.host)]
+        outputs = self.teacher.output_summary(batch)
+        first = FirstBatch(digest_tensors(read), outputs, has_fixed_order(batches))
+        trained = (name for name, p in self.student.named_parameters() if p.requires_grad)
+        settings = StudentSettings(self.schedule, tuple(trained), operator.length_hint(batches))
+        found = epochs.take_up(settings, first)
+        if found is not None:
+            try:
+                self._check(*found)
+            except ValueError as error:
+                raise epochs.damaged(error) from error
+            self._load(*found)
+            self._resumed = f", or remove {epochs.file}, from which it was resumed"
+        return batches if isinstance(batches, Sequence) else itertools.chain(head, stream)
 
-    def _resume(self, file: Path) -> None:
-        """Continues after the last epoch that was finished."""
-        if not file.exists():
-            return
-        tensors, note = read_tensors(file)
-        try:
-            state = read_record(_State, note)
-            if state.schedule != self.schedule:
-                raise FileError(
-                    f"{file} is of another distillation ({state.schedule}); give the same "
-                    "arguments, or remove the file to begin again"
-                )
-            self._check(tensors, state.losses)
-        except ValueError as error:
-            raise FileError(
-                f"{file} is damaged ({error}); remove it to begin the distillation again"
-            ) from error
-        self.losses = list(state.losses)
-        self._resumed = f", or remove {file}, from which it was resumed"
-        self.student.load_state_dict(_part(tensors, "student."))
+    def _load(self, kept: dict[str, Tensor], losses: tuple[float, ...]) -> None:
+        """Puts the copy and Adam into the state after the finished epochs."""
+        self.losses = list(losses)
+        self.student.load_state_dict(_part(kept, "student."))
         moments: dict[int, dict[str, Tensor]] = {}
-        for name, value in _part(tensors, "adam.").items():
+        for name, value in _part(kept, "adam.").items():
             number, key = name.split(".", 1)
             moments.setdefault(int(number), {})[key] = value
         groups = self.optimiser.state_dict()["param_groups"]

@@ -15,9 +15,11 @@ from torch import Tensor
 
 from afterdrop.evaluation.batches import Batch, call, digest_tensors
 from afterdrop.evaluation.likelihoods.categorical import Categorical
+from afterdrop.evaluation.output_summary import OutputSummary, summary
 from afterdrop.masks.model_call import tensors
 from afterdrop.selection.example_keys import input_hashes
 from afterdrop.selection.predictor import Predictor
+from afterdrop.transfer import with_float64
 
 KEPT_BYTES = 2**28
 
@@ -51,6 +53,13 @@ class Teacher:
             if not self.predictor.depends_on_batch:
                 self._keep(keys, found, dim)
         return self._reading.read_output(found, batch.host, 1)[0]
+
+    def output_summary(self, batch: Batch) -> OutputSummary:
+        """What identifies the predictions for a batch, by which changed code is noticed."""
+        found = self.log_probs(batch)
+        kinds = {w.dtype for w in self.predictor.parameters() if w.is_floating_point()}
+        coarsest = max(kinds | {found.dtype}, key=lambda kind: torch.finfo(kind).eps)
+        return summary(with_float64(found), coarsest)
 
     def _keys(self, batch: Batch) -> list[tuple[int, str]]:
         """What each example is kept by: its rows of the inputs, and what all examples share."""
