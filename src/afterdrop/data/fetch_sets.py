@@ -12,6 +12,7 @@ from afterdrop.data.data_files import Expected, data_folder, decompress, find_fi
 from afterdrop.data.download import Patience, download
 from afterdrop.data.images import MNIST_FILES
 from afterdrop.data.named import ENWIK8, WIKITEXT_2
+from afterdrop.data.shown_address import shown_address
 from afterdrop.errors import DataError, FileError
 from afterdrop.files import write_atomic
 from afterdrop.plain_text import first_line, one_line
@@ -194,9 +195,19 @@ def check_mirror(mirror: str) -> None:
     """Requires an address that files can be fetched from.
 
     Raises:
-        DataError: If it is malformed or has a password; the message does not show the password.
+        DataError: If it is malformed or has a password or a query; the message shows neither.
     """
-    shown = one_line(mirror.rpartition("@")[2])[:60]
+    shown = one_line(shown_address(mirror))[:60]
+    if "@" in mirror:  # before the library parses it, whose errors show the password
+        raise DataError(
+            f"the mirror at {shown!r} is given with a user name or password, which is not sent; "
+            f"{_MIRROR} (and with %40 for an @ in the name of the folder)"
+        )
+    if "?" in mirror or "#" in mirror:
+        raise DataError(
+            f"mirror={shown!r} is given with a query or fragment, after which no name of a file "
+            f"can follow; {_MIRROR}"
+        )
     try:
         parts = urlsplit(mirror)
         host, port = (parts.hostname or "").encode("idna"), parts.port
@@ -204,11 +215,6 @@ def check_mirror(mirror: str) -> None:
         raise DataError(
             f"mirror={shown!r} is not a valid address ({first_line(error)}); {_MIRROR}"
         ) from None
-    if parts.username is not None or parts.password is not None:
-        raise DataError(
-            f"the mirror at {shown!r} is given with a user name or password, which is not sent; "
-            f"{_MIRROR}"
-        )
-    plain = mirror.isprintable() and " " not in mirror and not (parts.query or parts.fragment)
+    plain = mirror.isprintable() and " " not in mirror
     if parts.scheme not in ("http", "https") or not host or port == 0 or not plain:
         raise DataError(f"mirror={shown!r} is not an http or https address; {_MIRROR}")

@@ -20,6 +20,7 @@ from afterdrop.plain_text import first_line
 from afterdrop.tune.checks import TuneError
 from afterdrop.tune.journal_file import JournalFile
 from afterdrop.tune.search_space import Point, Space
+from afterdrop.tune.storage_address import StorageAddress
 from afterdrop.tune.storage_retries import StorageAway, retried
 from afterdrop.tune.trials import State, Trial, read_trial
 
@@ -74,20 +75,15 @@ class Backend:
     def __init__(self, folder: Path, storage: str | None, name: str) -> None:
         self.folder, self.url, self.name = folder, storage, name
         folder.mkdir(parents=True, exist_ok=True)
-        if storage is not None and not re.match(r"sqlite:///.|postgresql(\+\w+)?://", storage):
-            raise TuneError(
-                f"storage={_shown(storage)!r} must be sqlite:///FILE or postgresql://...; without "
-                "--storage, the study is kept in a journal file in its folder"
-            )
+        self._address = None if storage is None else StorageAddress(storage)
         if not re.fullmatch(r"[\w. -]+", name):
             raise TuneError(
                 f"name={name!r} must consist of letters, digits, underscores, dots, dashes and "
                 "spaces"
             )
-        self._server = storage is not None and storage.startswith("postgresql")
         try:
             with self.exclusive():  # two workers must not create the tables at once
-                self._storage = _open(folder, storage)
+                self._storage = _open(folder, self._address)
                 self._study = optuna.create_study(
                     storage=self._storage,
                     sampler=optuna.samplers.RandomSampler(),  # never used: points are enqueued
@@ -95,17 +91,27 @@ class Backend:
                     load_if_exists=True,
                 )
         except (sqlalchemy.exc.SQLAlchemyError, StorageAway, OSError) as error:
+            # Without the error as its cause, which may show values of the URL's options.
             raise TuneError(
-                f"storage={_shown(storage)!r} cannot be opened: {error}; check that it exists and "
-                "is writable"
-            ) from error
+                f"storage={self._shown!r} cannot be opened: {self._reason(error)}; check that it "
+                "exists and is writable"
+            ) from None
         except _REPLAY_ERRORS as error:
-            raise self._damaged(error) from error
+            raise self._damaged(error) from None
         except ImportError as error:
             raise ExtraError(
-                f"storage={_shown(storage)!r} needs a database driver ({error}): "
+                f"storage={self._shown!r} needs a database driver ({error}): "
                 "pip install 'afterdrop[postgres]'"
             ) from error
+
+    @property
+    def _shown(self) -> str:
+        """Where the study is kept, as messages show it."""
+        return str(self.folder / JOURNAL) if self._address is None else self._address.shown
+
+    def _reason(self, error: object) -> str:
+        """The first line of an error, without passwords of the URL."""
+        return first_line(error) if self._address is None else self._address.reason(error)
 
     @contextmanager
     def exclusive(self) -> Iterator[None]:
@@ -114,18 +120,18 @@ class Backend:
         Raises:
             StorageAway: If the storage cannot be reached, here or within.
         """
-        with _reachable(), self._locked():
+        with self._reachable(), self._locked():
             yield
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        if not self._server:
-            place = self.folder if self.url is None else Path(self.url.partition("///")[2]).parent
+        if self._address is None or not self._address.is_server:
+            place = self.folder if self._address is None else self._address.folder
             with file_lock(place / f".{self.name}.ask"):
                 yield
             return
         key = int.from_bytes(hashlib.sha256(f"afterdrop {self.name}".encode()).digest()[:7], "big")
-        engine = sqlalchemy.create_engine(str(self.url), poolclass=NullPool)
+        engine = sqlalchemy.create_engine(self._address.url, poolclass=NullPool)
         with engine.connect() as connection:
             connection.execute(sqlalchemy.text("SELECT pg_advisory_lock(:key)"), {"key": key})
             yield
@@ -133,7 +139,7 @@ class Backend:
     @retried
     def settings(self) -> dict[str, Any] | None:
         """The settings of the study, or None if they have not been written yet."""
-        with _reachable():
+        with self._reachable():
             return self._study.user_attrs.get(_SETTINGS)
 
     def write_settings(self, content: dict[str, Any]) -> None:
@@ -148,17 +154,17 @@ class Backend:
             TuneError: If the storage is damaged.
         """
         try:
-            with _reachable():
+            with self._reachable():
                 return [_trial(frozen) for frozen in self._study.get_trials(deepcopy=False)]
         except _REPLAY_ERRORS as error:
             raise self._damaged(error) from error
 
     def _damaged(self, error: Exception) -> TuneError:
-        where = self.folder / JOURNAL if self.url is None else _shown(self.url)
         kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
         return TuneError(
-            f"{where} is damaged ({kind}{first_line(error)}); restore it from a copy, or start a "
-            f"new study in another folder. The trained models are kept in {self.folder / 'trials'}"
+            f"{self._shown} is damaged ({kind}{self._reason(error)}); restore it from a copy, or "
+            "start a new study in another folder. The trained models are kept in "
+            f"{self.folder / 'trials'}"
         )
 
     def enqueue(self, point: Point, notes: Mapping[str, Any]) -> None:
@@ -174,7 +180,7 @@ class Backend:
     def note(self, number: int, name: str, value: Any) -> bool:
         """Stores a note on a running trial; False if the trial has ended."""
         try:
-            with _reachable():
+            with self._reachable():
                 self._storage.set_trial_user_attr(self._id(number), name, value)
         except optuna.exceptions.UpdateFinishedTrialError:
             return False
@@ -184,7 +190,7 @@ class Backend:
     def report(self, number: int, interval: int, xe: float) -> bool:
         """Adds a value to the curve of a running trial; False if the trial has ended."""
         try:
-            with _reachable():
+            with self._reachable():
                 self._storage.set_trial_intermediate_value(self._id(number), interval, xe)
         except optuna.exceptions.UpdateFinishedTrialError:
             return False
@@ -196,7 +202,7 @@ class Backend:
         to = next(theirs for theirs, ours in _STATES.items() if ours == state)
         values = None if value is None else [value]
         try:
-            with _reachable():
+            with self._reachable():
                 return self._storage.set_trial_state_values(self._id(number), to, values)
         except optuna.exceptions.UpdateFinishedTrialError:
             return False
@@ -205,20 +211,19 @@ class Backend:
         study_id = self._storage.get_study_id_from_name(self.name)
         return self._storage.get_trial_id_from_study_id_trial_number(study_id, number)
 
-
-@contextmanager
-def _reachable() -> Iterator[None]:
-    """Raises `StorageAway`, with the reason in one line, for errors of the connection."""
-    away = (
-        sqlalchemy.exc.OperationalError,
-        sqlalchemy.exc.InterfaceError,
-        optuna.exceptions.StorageInternalError,
-    )
-    try:
-        yield
-    except away as error:
-        reason = error.orig if isinstance(error, sqlalchemy.exc.DBAPIError) else error.__cause__
-        raise StorageAway(str(reason or error).strip().splitlines()[0]) from error
+    @contextmanager
+    def _reachable(self) -> Iterator[None]:
+        """Raises `StorageAway`, with the reason in one line, for errors of the connection."""
+        away = (
+            sqlalchemy.exc.OperationalError,
+            sqlalchemy.exc.InterfaceError,
+            optuna.exceptions.StorageInternalError,
+        )
+        try:
+            yield
+        except away as error:
+            reason = error.orig if isinstance(error, sqlalchemy.exc.DBAPIError) else error.__cause__
+            raise StorageAway(self._reason(reason or error)) from error
 
 
 def gp_point(
@@ -304,22 +309,14 @@ def _trial(frozen: FrozenTrial) -> Trial:
     )
 
 
-def _open(folder: Path, storage: str | None) -> RDBStorage | JournalStorage:
-    if storage is None:
+def _open(folder: Path, address: StorageAddress | None) -> RDBStorage | JournalStorage:
+    if address is None:
         return JournalStorage(cast(Any, JournalFile(folder / JOURNAL)))
-    if storage.startswith("sqlite"):
-        Path(storage.partition("///")[2]).parent.mkdir(parents=True, exist_ok=True)
-    # Without a pool no connection stays open. SQLite writers wait for each other, and the driver's
-    # default timeout of 5 s is short on a busy disk.
-    arguments = {"connect_args": {"timeout": 60}} if storage.startswith("sqlite") else {}
-    return RDBStorage(storage, engine_kwargs={"poolclass": NullPool, **arguments})
-
-
-def _shown(storage: str | None) -> str | None:
-    """A URL with its password hidden."""
-    if storage is None:
-        return None
-    try:
-        return sqlalchemy.engine.make_url(storage).render_as_string(hide_password=True)
-    except sqlalchemy.exc.ArgumentError:
-        return re.sub(r"//.*@", "//***@", storage, flags=re.S)
+    arguments: dict[str, Any] = {}
+    if not address.is_server:
+        address.folder.mkdir(parents=True, exist_ok=True)
+        # SQLite writers wait for each other, and the driver's default timeout of 5 s is short on a
+        # busy disk.
+        arguments["connect_args"] = {"timeout": 60}
+    # Without a pool no connection stays open.
+    return RDBStorage(address.url, engine_kwargs={"poolclass": NullPool, **arguments})
