@@ -1,7 +1,8 @@
-"""Work that is killed or crashes inside its writes, and goes on to the very same bits.
+"""Work that is killed or crashes inside its writes, and ends with the very same bits.
 
-The suite takes a few kills of each kind; `make chaos` takes many more and says how many. Killed
-ranks are in tests/scale, which `make chaos` repeats.
+Nothing that was kept is done again, and no file is left over. The suite takes a few kills and
+crashes of each kind; `make chaos` takes many more and prints how many. Killed ranks are in
+tests/scale, which `make chaos` repeats.
 """
 
 import json
@@ -13,11 +14,12 @@ from pathlib import Path
 import pytest
 
 FULL = float(os.environ.get("AFTERDROP_CHAOS", "1"))
+# Kills; or runs that crash, of which a fifth or more crash three times.
 COUNTS = {
-    "training kills": 5,
-    "training crashes": 12,
-    "evaluation kills": 5,
-    "evaluation crashes": 12,
+    "training kills": 12,
+    "training crashes": 15,
+    "evaluation kills": 7,
+    "evaluation crashes": 15,
     "tuning kills": 2,
 }
 
@@ -37,4 +39,8 @@ def test_interrupted_work_ends_as_if_it_had_been_left_alone(mode, tmp_path):
     assert done.returncode == 0, done.stderr[-3000:]
     happened = json.loads(done.stdout.splitlines()[-1])
     print(f"\n{mode}: {happened}")
-    assert happened >= (count if mode.endswith("kills") else 8)
+    assert happened["resumed"] > 0
+    if mode.endswith("kills"):
+        assert happened["kills"] >= count
+    else:
+        assert happened["crashes"] >= count + 2 * (count // 5)
