@@ -169,6 +169,15 @@ def test_a_malformed_mirror_is_refused(toy: Server, tmp_path: Path, mirror: str)
         quick(tmp_path, mirror=mirror)
 
 
+@pytest.mark.parametrize("end", ["?token=secret", "#secret", "x:secret@h/"])
+def test_what_may_be_a_secret_of_a_mirror_is_neither_sent_nor_shown(
+    toy: Server, tmp_path: Path, end: str
+):
+    with pytest.raises(DataError, match=r"a user name or password|a query or fragment") as caught:
+        quick(tmp_path, mirror=f"{toy.url}/{end}")
+    assert "secret" not in str(caught.value) and not toy.ranges
+
+
 def test_a_bomb_is_not_unpacked(toy: Server, tmp_path: Path):
     toy.files["data.gz"] = gzip.compress(bytes(100 * len(PLAIN)))
     tracemalloc.start()

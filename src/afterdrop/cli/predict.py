@@ -24,6 +24,7 @@ from afterdrop.evaluation.batches import call, open_batches, to_device
 from afterdrop.evaluation.labelled_items import inputs_of
 from afterdrop.family.member import Member
 from afterdrop.models import LanguageModel
+from afterdrop.plain_text import one_line, shell_word
 from afterdrop.runs import Run
 from afterdrop.selection import Predictor
 from afterdrop.selection.prediction_file import PredictionTable, check_suffix
@@ -129,7 +130,7 @@ def predict(
     table.write(out)
     means = ", ".join(f"{name.replace('_', ' ')} {v:.4f}" for name, v in table.means().items())
     print(f"{predictor.extra_repr()}\nMean over {table.num_examples} examples: {means}")
-    print(f"Wrote {out}.")
+    print(f"Wrote {one_line(out)}.")
 
 
 def _or_one(value: float | None) -> float:
@@ -143,7 +144,7 @@ def _opened(
     if run is None and Path(model).is_dir():
         raise DataError(
             f"{model} does not hold a trained model; give the import path of your own model, and "
-            f"--choice {model} to predict as was chosen there"
+            f"--choice {shell_word(model)} to predict as was chosen there"
         )
     if run is None:
         return resolve_model(model), resolve_batches(data, split)
@@ -151,7 +152,7 @@ def _opened(
     if isinstance(loaded.model, LanguageModel):
         raise DataError(
             f"{model} holds a language model; print its log-probabilities with: afterdrop score "
-            f"{model} FILE"
+            f"{shell_word(model)} FILE"
         )
     if ":" in data:
         return loaded.model, resolve_batches(data, split)
