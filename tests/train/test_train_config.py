@@ -73,6 +73,21 @@ def test_a_bad_value_is_refused_by_name(text_config, name, value):
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "where"),
+    [
+        ("seed", 2**63, r"seed is 9223372036854775808"),
+        ("objective.batch_size", -(2**63) - 1, r"objective\.batch_size is -9223372036854775809"),
+        ("model.hidden_sizes", [4, 2**64], r"model\.hidden_sizes\[1\] is 18446744073709551616"),
+        ("model.budget", 10**5000, r"model\.budget is an integer of 16610 bits"),
+    ],
+    ids=["seed", "batch", "sizes", "budget"],
+)
+def test_integers_beyond_64_bits_are_refused_by_name(text_config, name, value, where):
+    with pytest.raises(ConfigError, match=f"{where}; it does not fit 64 bits"):
+        text_config.override({name: value})
+
+
+@pytest.mark.parametrize(
     "settings",
     [
         {},

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from afterdrop.errors import AfterdropError
 
@@ -74,7 +74,32 @@ def check_count(name: str, value: object, *, least: int = 1) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
         raise ConfigError(
-            f"{name} is {value!r}; it takes a whole number of at least {least}. Give such an int."
+            f"{name} is {value!r}; it takes an integer from {least} to 2**63 - 1. Give one in that "
+            "range."
+        )
+
+
+def check_integers(name: str, value: object) -> None:
+    """Requires that every integer in nested values fits 64 bits.
+
+    Example:
+        >>> check_integers("model", {"hidden_sizes": [2**64]})
+        Traceback (most recent call last):
+        afterdrop.train.checks.ConfigError: model.hidden_sizes[0] is 18446744073709551616; it does \
+not fit 64 bits. Give an integer of at most 2**63 - 1.
+    """
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            check_integers(f"{name}.{key}" if name else str(key), inner)
+    elif isinstance(value, list | tuple):
+        for index, inner in enumerate(value):
+            check_integers(f"{name}[{index}]", inner)
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        # Python refuses to print thousands of digits.
+        shown = value if value.bit_length() < 1000 else f"an integer of {value.bit_length()} bits"
+        limit = "at most 2**63 - 1" if value > 0 else "at least -2**63"
+        raise ConfigError(
+            f"{name} is {shown}; it does not fit 64 bits. Give an integer of {limit}."
         )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
-from afterdrop.train.checks import ConfigError, check_count, check_known
+from afterdrop.train.checks import ConfigError, check_count, check_integers, check_known
 from afterdrop.train.plan import ModelPlan, known_settings
 from afterdrop.train.sections import (
     AveragingSection,
@@ -107,6 +107,7 @@ class TrainConfig:
             ConfigError: If a setting is unknown, missing or outside its domain.
         """
         check_known("", content, ("model", *SECTIONS, "seed"))
+        check_integers("", content)
         made: dict[str, Any] = {"seed": content.get("seed", 1)}
         for name, section in SECTIONS.items():
             made[name] = _section(name, section, _table(name, content.get(name, {})))
