@@ -149,7 +149,7 @@ def check_seal(source: str | Path, record: dict[str, Any]) -> None:
     if found != _digest({name: value for name, value in record.items() if name != DIGEST}):
         raise DamagedError(
             f"{source} does not match its digest: it was damaged or edited since afterdrop wrote "
-            "it; create it again, or restore a copy"
+            "it; restore it from a copy, or create it again"
         )
 
 

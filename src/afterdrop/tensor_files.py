@@ -186,4 +186,7 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def _damaged(path: str | Path, why: str) -> DamagedError:
-    return DamagedError(f"{path} is damaged or foreign: {why}; create it again or restore a copy")
+    return DamagedError(
+        f"{path} is damaged, or not a file of afterdrop: {why}; restore it from a copy, or create "
+        "it again"
+    )

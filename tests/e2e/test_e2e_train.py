@@ -107,5 +107,5 @@ def test_killed_at_random_times_and_resumed_is_bit_identical(tmp_path):
 
 def test_a_disk_without_room_keeps_the_last_good_checkpoint(tmp_path):
     said = drive("full", tmp_path, write_text(tmp_path / "text"))
-    assert "last.safetensors (step 90)" in said and "give the same command again" in said
+    assert "last.safetensors (step 90)" in said and "run the same command again" in said
     assert_same_run(tmp_path / "whole", tmp_path / "killed")

@@ -204,5 +204,5 @@ def test_a_hostile_header_with_the_right_digest_is_refused(tmp_path, change):
     hostile(path, lambda header: None)
     read_tensors(path)
     hostile(path, HOSTILE[change])
-    with pytest.raises(DamagedError, match=r"x\.safetensors is damaged or foreign"):
+    with pytest.raises(DamagedError, match="is damaged, or not a file of afterdrop"):
         read_tensors(path)

@@ -257,7 +257,7 @@ def test_several_rates_are_several_words_of_a_command(own_run, scores):
 
 
 def test_the_words_of_another_text_are_not_shown(tmp_path, monkeypatch):
-    """The folder of one's own text may be relative, and another one may lie there."""
+    """The name of one's own text may be relative, and another text may lie there."""
     for place, words in (("a", "one two three"), ("b", "four five six")):
         (tmp_path / place / "text").mkdir(parents=True)
         for split in ("train", "valid", "test"):
@@ -270,9 +270,13 @@ def test_the_words_of_another_text_are_not_shown(tmp_path, monkeypatch):
     options = ["--num-samples", "2", "--alphas", "1", "--multipliers", "0", "1", "--quiet"]
     assert main(["evaluate", "run", *options]) == 0
     monkeypatch.chdir(tmp_path / "b")
+    assert "four" not in report(tmp_path / "a" / "run").words
+    (tmp_path / "a" / "text").rename(tmp_path / "moved")
     page = report(tmp_path / "a" / "run")
     assert "the data are not those of the run" in page.words
     assert "four" not in page.words
+    page = report(tmp_path / "a" / "run", "--data", str(tmp_path / "moved"))
+    assert "the data are not those of the run" not in page.words
 
 
 def test_without_the_data_only_the_frequencies_are_missing(trained_copy):

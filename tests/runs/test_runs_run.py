@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import afterdrop as ad
+from afterdrop import train
 from afterdrop.data import ImageSet, TextSet
 from afterdrop.errors import DataError, FileError
 from afterdrop.evaluation.loop import Execution
@@ -132,6 +133,36 @@ def test_a_choice_of_the_last_weights_is_opened_with_them(text_run, tmp_path):
         assert run.which() == which and run.fingerprints[which] == fingerprint(model)
         assert fingerprint(run.predictor().model) == fingerprint(model)
     assert run.fingerprints["last"] != run.fingerprints["best"]
+
+
+def test_damaged_last_weights_do_not_stop_what_needs_the_best(text_run, tmp_path):
+    run = copied(text_run, tmp_path)
+    model = run.model("best")
+    run.save_choice(dataclasses.replace(run.choice, fingerprint=fingerprint(model)))
+    run.layout.last.write_bytes(b"damaged")
+    assert run.which() == "best"
+    assert fingerprint(run.predictor().model) == fingerprint(model)
+    shutil.rmtree(run.layout.best.parent)
+    with pytest.raises(FileError, match=r"has no weights: .*checkpoint is empty or missing"):
+        run.which()
+
+
+def test_a_text_is_found_from_any_folder_and_where_it_was_moved_to(tmp_path, monkeypatch):
+    text = tmp_path / "text"
+    text.mkdir()
+    for split in ("train", "valid", "test"):
+        (text / f"{split}.txt").write_text("one two three\n" * 60)
+    settings = {"data.name": "text", "schedule.intervals": 1, "schedule.steps_per_interval": 1}
+    config = ad.recipes.load("lm").config.override(settings)
+    monkeypatch.chdir(tmp_path)
+    train.run(config, "run", device="cpu", progress=False)
+    run = ad.Run.open(tmp_path / "run")
+    monkeypatch.chdir(tmp_path / "run")
+    assert run.data().name == "text"
+    text.rename(tmp_path / "moved")
+    with pytest.raises(DataError, match=r"'text' is neither a folder nor one of the sets"):
+        run.data()
+    assert run.data(tmp_path / "moved").name == "text"
 
 
 def test_a_missing_folder_is_refused(tmp_path):

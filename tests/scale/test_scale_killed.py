@@ -102,7 +102,7 @@ def test_a_rank_killed_in_training_ends_the_job_and_the_same_command_goes_on(tex
     _, said = job.communicate(timeout=120)
     assert job.returncode != 0
     assert "afterdrop rank 0: rank 0 of 2" in said, said[-3000:]
-    assert "The last good checkpoint is" in said and "give the same command again" in said
+    assert "The last good checkpoint is" in said and "run the same command again" in said
     done = len(losses(tmp_path / "two"))
     assert 2 <= done < 26
 

@@ -58,7 +58,7 @@ def dynamic(
             default all.
         limit: Number of leading tokens of validation and test data to evaluate.
         test: Evaluate the best settings on test data.
-        data: The folder of the named data sets, if not the one of training.
+        data: The folder of the data, if they have moved since training.
         device: Where the model is evaluated; a GPU if there is one.
     """
     settings = [

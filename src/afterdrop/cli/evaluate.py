@@ -160,7 +160,7 @@ def evaluate(
         lamb: Texts: lamb's arithmetic evaluation (temper sample, or component of a mixture; sampled
             carry, independent masks).
         which: Runs: evaluate the best or the last weights.
-        data: Runs: folder of the named data sets, if it has moved since training.
+        data: Runs: folder of the data, if they have moved since training.
         device: Runs: device to evaluate on; by default a GPU if any.
         memory_mib: Memory for accumulators and activations, in MiB.
         overwrite: Replace existing scores; without it, those of the same settings and weights are
@@ -255,9 +255,7 @@ def evaluate(
         likelihood=likelihood,
     )
     if path.exists() and not overwrite:
-        weights = (
-            Run(model).fingerprints.get(which) if trained else fingerprint(resolve_model(model))
-        )
+        weights = Run(model).fingerprint(which) if trained else fingerprint(resolve_model(model))
         scores = run.kept_scores(request, weights)
         if speaks():
             _print(scores, quiet)

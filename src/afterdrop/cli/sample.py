@@ -33,7 +33,7 @@ def sample(
         length: Tokens to draw.
         seed: Of the drawing.
         num_samples: Mask samples; by default those that the choice was made for.
-        data: The folder of the named data sets, if not the one of training.
+        data: The folder of the data, if they have moved since training.
         device: Where the model runs; a GPU if there is one.
     """
     if length < 1:

@@ -37,7 +37,7 @@ def score(
         file: The text, plain, gz or xz.
         tokens: Print every token.
         num_samples: Mask samples; by default those that the choice was made for.
-        data: The folder of the named data sets, if not the one of training.
+        data: The folder of the data, if they have moved since training.
         device: Where the model runs; a GPU if there is one.
     """
     stream = open_stream(run, num_samples, data, device)

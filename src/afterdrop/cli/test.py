@@ -41,7 +41,7 @@ def test(
         run: A run folder of afterdrop train with a chosen member.
         split: Name of the data.
         num_samples: Mask samples; by default those that the choice was made for.
-        data: The folder of the named data sets, if not the one of training.
+        data: The folder of the data, if they have moved since training.
         device: Where the model is evaluated; a GPU if there is one.
         overwrite: Replace scores that are there.
         quiet: No progress bar.

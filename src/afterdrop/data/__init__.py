@@ -5,7 +5,7 @@
 `train.txt`, `valid.txt` and `test.txt`.
 """
 
-from afterdrop.data.catalogue import load, load_images, load_text, names
+from afterdrop.data.catalogue import is_own_text, load, load_images, load_text, names
 from afterdrop.data.data_files import data_folder, read_content, require_file
 from afterdrop.data.download import Patience
 from afterdrop.data.encoding import Level, decode_text, encode_text
@@ -35,6 +35,7 @@ __all__ = [
     "decode_text",
     "encode_text",
     "fetch",
+    "is_own_text",
     "load",
     "load_images",
     "load_mnist",

@@ -92,6 +92,16 @@ def load_text(
     return load_text_folder(folder, chosen, 1 if min_count is None else min_count)
 
 
+def is_own_text(name: str | Path) -> bool:
+    """Whether a name is the path of a folder of text, and not one of `names()`.
+
+    Example:
+        >>> is_own_text("ptb"), is_own_text("texts/mine")
+        (False, True)
+    """
+    return name not in (MNIST, DIGITS, *NAMED_TEXTS) and not str(name).startswith(PYDOC)
+
+
 def load_images(name: str, data: str | Path | None = None) -> ImageSet:
     """As `load`, for a set that must be one of images.
 

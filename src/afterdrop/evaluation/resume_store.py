@@ -201,13 +201,13 @@ class ResumeStore:
         """Takes up a part; numbers and digests of its batches, none if it cannot be used."""
         try:
             results, note = read_tensors(path)
-        except DamagedError as error:
-            return _leave_out(path, str(error))
+        except DamagedError:
+            return _leave_out(path, "is damaged")
         outputs = results.pop(_OUTPUTS, None)
         carried = {n: results.pop(n) for n in list(results) if n.startswith(_CARRIED)}
         part = self._check(path, note, results, outputs)
         if carried and part["numbers"][0] != len(before):
-            return _leave_out(path, f"{path} continues from a part that is missing")
+            return _leave_out(path, "continues from a part that is missing")
         if twice := before.keys() & set(part["numbers"]):
             raise FileError(
                 f"batch {min(twice)} is in {path} and in another part; remove {self.folder} and "
@@ -256,6 +256,6 @@ class ResumeStore:
 
 def _leave_out(path: Path, why: str) -> dict[int, str]:
     """Removes a part that cannot be used, whose batches are then evaluated again."""
-    warnings.warn(f"{why}. Its batches are evaluated again.", stacklevel=2)
+    warnings.warn(f"{path} {why}; its batches are evaluated again", stacklevel=2)
     path.unlink(missing_ok=True)
     return {}

@@ -1,5 +1,6 @@
 """Names and training counts of a model's classes, from the training data or from a file."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,19 +29,19 @@ class Classes:
 
 
 def classes_of_data(
-    config: TrainConfig, folder: str | Path | None, recorded: dict[str, Any]
+    config: TrainConfig, places: Iterable[str | Path | None], recorded: dict[str, Any]
 ) -> Classes:
     """The classes of the data that a run was trained on.
 
     Args:
         config: The configuration of the run.
-        folder: The folder of the named data sets.
+        places: Where the data may lie, as for `load_set`.
         recorded: What the run recorded about its data.
 
     Raises:
         AfterdropError: If the data cannot be loaded, or are not those of the run.
     """
-    found = load_set(config, folder)
+    found = load_set(config, *places)
     require_same(recorded, build_task(config, found, torch.device("cpu")).identity())
     if isinstance(found, TextSet):
         vocabulary = found.vocabulary

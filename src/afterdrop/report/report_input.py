@@ -122,8 +122,8 @@ def read_input(
         found.classes = classes_of_file(classes)
     elif found.config is not None:
         try:
-            folder = data or found.facts.get("data_folder")
-            found.classes = classes_of_data(found.config, folder, found.facts["data"])
+            places = data, found.facts.get("data_folder")
+            found.classes = classes_of_data(found.config, places, found.facts["data"])
         except AfterdropError as error:
             found.missing.append(str(error))
     _check(found)

@@ -71,7 +71,7 @@ class DynamicSearch:
         limit: Number of leading tokens of a split to evaluate; None for all.
         splits: The data that will be evaluated.
         device: Where the model is evaluated.
-        folder: The folder of the named data sets, if not the one of training.
+        folder: The folder of the data, if they have moved since training.
 
     Attributes:
         kept: The run folder of the results.

@@ -42,8 +42,8 @@ class FinishedSettings:
             return None
         try:
             return Scores.load(path)
-        except DamagedError as error:
-            warnings.warn(f"{error}. These settings are evaluated again.", stacklevel=2)
+        except DamagedError:
+            warnings.warn(f"{path} is damaged; its settings are evaluated again", stacklevel=2)
             return None
 
     def save(self, path: Path, scores: Scores) -> None:

@@ -24,9 +24,10 @@ from afterdrop.run_layout import RunLayout
 from afterdrop.selection import Choice, EnsemblePredictor, Predictor, StreamPredictor
 from afterdrop.train import LoadedRun, TrainConfig, load_model
 from afterdrop.train.folder import RunFolder
-from afterdrop.train.load_run import Which, kept_fingerprints
+from afterdrop.train.load_run import Which, kept_fingerprint
 
 IMAGES_PER_BATCH = 500
+_BOTH: tuple[Which, ...] = ("best", "last")
 
 
 class Run:
@@ -115,10 +116,15 @@ class Run:
         """The lines of the training curves."""
         return RunFolder(self.path).read_metrics()
 
+    def fingerprint(self, which: Which) -> str | None:
+        """The fingerprint of the best or the last weights; None if they are not kept."""
+        return kept_fingerprint(self.path, which) if self.trained else None
+
     @property
     def fingerprints(self) -> dict[Which, str]:
         """Fingerprints of the best and the last weights, as far as they are kept."""
-        return kept_fingerprints(self.path) if self.trained else {}
+        found = {which: self.fingerprint(which) for which in _BOTH}
+        return {which: value for which, value in found.items() if value is not None}
 
     def which(self) -> Which:
         """The weights that the choice was made for; the best ones without a choice.
@@ -128,9 +134,14 @@ class Run:
         """
         if not self.has_choice:
             return "best"
-        for which, found in self.fingerprints.items():
-            if found == self.choice.fingerprint:
+        for which in _BOTH:  # the last ones may be damaged where only the best are needed
+            if self.fingerprint(which) == self.choice.fingerprint:
                 return which
+        if not self.fingerprints:
+            raise FileError(
+                f"{self.path} has no weights: {self.layout.best.parent} is empty or missing; "
+                "restore it from a copy, or train again in a new folder"
+            )
         raise FileError(
             f"the choice in {self.path} was made for other weights than the run has now; evaluate "
             f"and select again: afterdrop evaluate {shell_word(self.path)} --overwrite "
@@ -160,7 +171,7 @@ class Run:
         """The data that the model was trained on; refuses any other.
 
         Args:
-            folder: The folder of the named data sets, if not the one of training.
+            folder: The folder of the data, if they have moved since training.
         """
         return self.load("best" if self.layout.best.exists() else "last").load_data(folder)
 
@@ -313,7 +324,7 @@ class Run:
             execution: How to carry it out.
             which: "best" or "last" weights; None for those of the choice, or else the best.
             device: Where the model is evaluated.
-            folder: The folder of the named data sets, if not the one of training.
+            folder: The folder of the data, if they have moved since training.
         """
         loaded = self.load(which, device=device)
         found, split = loaded.load_data(folder), request.split

@@ -5,7 +5,7 @@ from afterdrop.train.checks import ConfigError, DivergedError, TrainError
 from afterdrop.train.config import TrainConfig, differences
 from afterdrop.train.device import choose_device
 from afterdrop.train.folder import RunFolder, locked
-from afterdrop.train.load_run import LoadedRun, Which, kept_fingerprints, load_model
+from afterdrop.train.load_run import LoadedRun, Which, kept_fingerprint, load_model
 from afterdrop.train.objective import prior_scale
 from afterdrop.train.optimiser import AdamTF
 from afterdrop.train.plan import ModelPlan
@@ -39,7 +39,7 @@ __all__ = [
     "Which",
     "choose_device",
     "differences",
-    "kept_fingerprints",
+    "kept_fingerprint",
     "load_model",
     "load_set",
     "locked",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from afterdrop import data as datasets
-from afterdrop.data import ImageSet, TextSet
+from afterdrop.data import ImageSet, TextSet, is_own_text
 from afterdrop.errors import DataError
 from afterdrop.ranks import SINGLE_PROCESS, Ranks
 from afterdrop.train.checks import TrainError
@@ -18,10 +19,22 @@ from afterdrop.train.task import Task
 from afterdrop.train.text_task import TextTask
 
 
-def load_set(config: TrainConfig, data: str | Path | None = None) -> TextSet | ImageSet:
-    """The data set of a configuration, from the folder of the named sets."""
+def load_set(config: TrainConfig, *places: str | Path | None) -> TextSet | ImageSet:
+    """The data set of a configuration.
+
+    Args:
+        config: The configuration.
+        places: Folders of the named sets, of which the first one that is not None counts. Of a
+            text of the user's own: folders where it may lie now, before the one it is named after.
+    """
     section = config.data
-    return datasets.load(section.name, data, level=section.level, min_count=section.min_count)
+    options: dict[str, Any] = {"level": section.level, "min_count": section.min_count}
+    given = [place for place in places if place is not None]
+    if not is_own_text(section.name):
+        return datasets.load(section.name, given[0] if given else None, **options)
+    texts = [place for place in given if (Path(place) / "train.txt").is_file()]
+    found = datasets.load_text(texts[0] if texts else section.name, **options)
+    return dataclasses.replace(found, name=section.name)
 
 
 def build_task(
@@ -55,6 +68,13 @@ def require_same(recorded: dict[str, Any], found: dict[str, Any]) -> None:
     for name, value in recorded.items():
         if found.get(name) != value:
             raise TrainError(
-                f"the data are not those of the run: {name} was {value!r} and is "
-                f"{found.get(name)!r}. Restore the data, or train in a new folder."
+                f"the data are not those of the run: {name} {_difference(value, found.get(name))}; "
+                "restore the data, or train in a new folder"
             )
+
+
+def _difference(recorded: Any, found: Any) -> str:
+    """The difference of two values, in words; for checksums the splits whose are different."""
+    if isinstance(recorded, dict) and isinstance(found, dict):
+        return f"of {', '.join(s for s in recorded if found.get(s) != recorded[s])} differ"
+    return f"was {recorded!r:.60} and is {found!r:.60}"

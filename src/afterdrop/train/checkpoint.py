@@ -112,7 +112,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     try:
         tensors, header = read_tensors(path)
     except DamagedError as error:
-        raise DamagedError(f"the checkpoint {error}, or train again in a new folder") from error
+        raise DamagedError(f"the checkpoint {error}") from error
     check_header(path, header, KIND, VERSION)
     return Checkpoint(tensors, dict(header["facts"]))
 
@@ -146,7 +146,7 @@ def _read_header(path: Path) -> _Header:
     try:
         header = read_note(path)
     except DamagedError as error:
-        raise DamagedError(f"the checkpoint {error}, or train again in a new folder") from error
+        raise DamagedError(f"the checkpoint {error}") from error
     check_header(path, header, KIND, VERSION)
     try:
         return read_record(_Header, header)

@@ -75,7 +75,7 @@ def load_model(
 
     def load_data(data: str | Path | None = None) -> TextSet | ImageSet:
         try:
-            loaded = load_set(config, data if data is not None else facts["data_folder"])
+            loaded = load_set(config, data, facts["data_folder"])
             require_same(facts["data"], build_task(config, loaded, torch.device("cpu")).identity())
         except AfterdropError as error:
             raise type(error)(f"the data of {folder.path}: {error}") from error
@@ -97,25 +97,26 @@ def _empty_model(config: TrainConfig, settings: dict[str, Any], path: Path) -> n
             return Classifier(ClassifierConfig(**settings))
     except (ModelError, TypeError, RuntimeError) as error:  # unknown settings, sizes beyond reach
         raise FileError(
-            f"{path} has settings that no model has ({first_line(error)}); restore it, or train "
+            f"{path} has invalid model settings ({first_line(error)}); restore it, or train "
             "again in a new folder"
         ) from error
 
 
-def kept_fingerprints(run: str | Path) -> dict[Which, str]:
-    """The fingerprints of the weights that a run folder holds, read from the checkpoints' headers.
+def kept_fingerprint(run: str | Path, which: Which) -> str | None:
+    """The fingerprint of weights that a run folder holds, read from the checkpoint's header.
 
-    They equal the fingerprints of the models that `load_model` would build.
+    It equals the fingerprint of the model that `load_model` would build.
 
     Args:
         run: The run folder.
+        which: `"best"` or `"last"`.
 
     Returns:
-        `"best"` and `"last"` with their fingerprints, as far as the checkpoints exist.
+        The fingerprint; None if there is no such checkpoint.
 
     Raises:
-        FileError: If a checkpoint cannot be read.
+        FileError: If the checkpoint cannot be read.
     """
     folder = RunFolder(Path(run))
-    paths: dict[Which, Path] = {"best": folder.best, "last": folder.last}
-    return {which: read_fingerprint(path) for which, path in paths.items() if path.exists()}
+    path = folder.best if which == "best" else folder.last
+    return read_fingerprint(path) if path.exists() else None

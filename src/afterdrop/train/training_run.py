@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from afterdrop.data import is_own_text
 from afterdrop.errors import DamagedError
 from afterdrop.plain_text import one_line
 from afterdrop.ranks import Ranks, Splitting, current
@@ -172,13 +173,15 @@ def _open(folder: RunFolder, trainer: Trainer, data: str | Path | None, there: b
         return
     scale = prior_scale(config.objective.l2_penalty, task.train_targets, task.window)
     model: Any = trainer.model
+    # A text of the user's own has a path, which may be relative to the current folder.
+    place = config.data.name if data is None and is_own_text(config.data.name) else data
     facts = {
         "model": asdict(model.config),
         "parameters": sum(p.numel() for p in trainer.parameters),
         "prior_scale": scale if math.isfinite(scale) else None,
         "unit": task.unit,
         "data": identity,
-        "data_folder": None if data is None else str(Path(data).resolve()),
+        "data_folder": None if place is None else str(Path(place).expanduser().resolve()),
     }
     if ranks.first:
         folder.write_config(config, facts)
@@ -214,13 +217,13 @@ def _read_last(folder: RunFolder) -> Checkpoint:
     """The last checkpoint, or the one before it if the last one is damaged."""
     try:
         return read_checkpoint(folder.last)
-    except DamagedError as error:
+    except DamagedError:
         if not folder.previous.exists():
             raise
         saved = read_checkpoint(folder.previous)
         warnings.warn(
-            f"{error}. Training resumes from the checkpoint before it, of step "
-            f"{saved.facts['step']}.",
+            f"the checkpoint {folder.last} is damaged; training resumes from the one before it "
+            f"(step {saved.facts['step']})",
             stacklevel=2,
         )
         return saved
