@@ -123,6 +123,9 @@ def signals_raise(
 ) -> Iterator[None]:
     """Makes the first signal raise an error in the main thread, so that finished work is kept.
 
+    For a process that ends then: from the signal on, the end of its child processes counts for
+    nothing.
+
     Args:
         error: Makes the error from the name of the signal.
         numbers: The signals.
@@ -140,6 +143,7 @@ def signals_raise(
         now = time.monotonic()
         if since is None:
             since = now
+            _let_children_end()
             raise error(signal.Signals(number).name)
         if now - since > _ECHO:
             restore()
@@ -147,6 +151,16 @@ def signals_raise(
 
     with _handled(numbers, stop):
         yield
+
+
+def _let_children_end() -> None:
+    """Makes the end of a child process no error, here or later.
+
+    A signal to the group also ends the workers of a DataLoader, and torch answers the end of one by
+    an error in the main thread, at any line: where finished work is saved, too.
+    """
+    if hasattr(signal, "SIGCHLD"):  # Windows does not have it
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
 @contextmanager

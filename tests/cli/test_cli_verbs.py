@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from afterdrop.report.report_input import read_input
 from afterdrop.report.shell_commands import repeat_commands
 
 SOURCE = """
+import time
 import numpy as np
 import torch
 from torch import nn
@@ -53,10 +55,20 @@ def valid_batches():
     return [(torch.randn(8, 6, generator=g), torch.randint(3, (8,), generator=g)) for _ in range(4)]
 
 def slow_batches():
-    import time
     for batch in valid_batches() * 5:
         time.sleep(0.3)
         yield batch
+
+class Slow(torch.utils.data.Dataset):
+    def __len__(self):
+        return 400
+
+    def __getitem__(self, number):
+        time.sleep(0.02)
+        return torch.ones(6), number % 3
+
+def loaded_by_workers():
+    return torch.utils.data.DataLoader(Slow(), batch_size=4, num_workers=2)
 
 not_a_model = 3
 """
@@ -196,6 +208,23 @@ def test_an_interrupted_evaluation_says_truly_what_is_kept(folder, numbers, stat
     assert process.returncode == status
     kept = list(parts.glob("part-*")) if parts.exists() else []
     assert (b" kept in " in said) == (b"command resumes" in said) == bool(kept) == (after > 0)
+
+
+@pytest.mark.subprocess
+def test_finished_work_is_kept_although_the_signal_ends_workers_too(folder):
+    """As `timeout` and schedulers send it, to all processes of a job."""
+    command = [sys.executable, "-m", "afterdrop", "evaluate", "mine:load_model"]
+    command += ["mine:loaded_by_workers", "--out", "run", "--num-samples", "4"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, start_new_session=True)
+    assert process.stderr is not None
+    seen = b""
+    while not re.search(rb" [1-9]\d*/100 ", seen) and process.poll() is None:
+        seen += process.stderr.read(1)
+    os.killpg(process.pid, signal.SIGTERM)
+    said = process.communicate(timeout=120)[1].splitlines()[-1].decode()
+    assert process.returncode == 143, said
+    assert said.startswith("afterdrop: ") and said.endswith(": the same command resumes")
+    assert len(list((folder / "run/scores/valid.parts").glob("part-*"))) == 1
 
 
 def test_killed_after_saving_the_same_command_succeeds(folder, capsys):
