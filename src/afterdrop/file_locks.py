@@ -1,26 +1,44 @@
-"""File locks of the operating system, which are released when the process ends in any way."""
+"""File locks of the operating system, which are released when the process ends in any way.
+
+Some systems (Windows) and file systems (Lustre, as it is often mounted) do not have them. What
+reserves a folder for one process then goes on without; what several processes share is refused.
+"""
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
+from afterdrop.errors import FileError
+
 try:
     import fcntl
 except ImportError:  # a system without flock, on which users must not run processes concurrently
     fcntl = None  # type: ignore[assignment]
 
+_NOT_SUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # by the file system
+
 
 @contextmanager
 def file_lock(path: Path) -> Iterator[None]:
-    """Waits for the lock of a file, across processes, threads and hosts that share the file."""
+    """Waits for the lock of a file, across processes, threads and hosts that share the file.
+
+    Raises:
+        FileError: If the file system does not support locks.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a") as file:
         if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX)
+            except OSError as error:
+                raise FileError(
+                    f"cannot lock {path}: {error}; use a folder on a file system with file locks"
+                ) from error
         yield
 
 
@@ -57,11 +75,18 @@ def sole_lock(path: Path) -> Iterator[None]:
 def take(file: IO[Any]) -> None:
     """Takes the lock of an open file without waiting; closing the file releases it.
 
+    Does nothing where locks are not supported.
+
     Raises:
         BlockingIOError: If another process, or another opening of the file, holds the lock.
     """
-    if fcntl is not None:
+    if fcntl is None:
+        return
+    try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in _NOT_SUPPORTED:
+            raise
 
 
 def is_abandoned(path: Path) -> bool:

@@ -10,6 +10,8 @@ import contextlib
 import hashlib
 import json
 import os
+import secrets
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -40,17 +42,19 @@ def make_folder(path: Path) -> None:
 def written_atomically(path: str | Path) -> Iterator[BinaryIO]:
     """A temporary file beside `path` to write to, which is synced and renamed into place.
 
-    Temporary files that killed processes left in the same folder are removed.
+    On return the file is on the disk: what it replaces may be removed. Temporary files that killed
+    processes left in the same folder are removed.
 
     Args:
-        path: The file; parent folders are created.
+        path: The file; parent folders are created. It keeps its permissions; a new one has those of
+            any other new file of the user.
 
     Raises:
         FileError: If the file cannot be written (no space, no permission, a device or a pipe); an
             existing file is left as it is.
     """
     path = Path(path)
-    temporary: str | None = None
+    temporary: Path | None = None
     try:
         if path.exists() and not (path.is_file() or path.is_dir()):  # it would be replaced
             raise FileError(f"cannot write {path}: it is a device or a pipe; name a regular file")
@@ -61,8 +65,8 @@ def written_atomically(path: str | Path) -> Iterator[BinaryIO]:
             yield file
             file.flush()
             os.fsync(file.fileno())
-            os.chmod(temporary, 0o644)
             os.replace(temporary, path)
+        _sync_folder(path.parent)
     except BaseException as error:
         if temporary is not None:
             with contextlib.suppress(OSError):
@@ -87,18 +91,30 @@ def remove_abandoned(folder: Path) -> None:
             path.unlink(missing_ok=True)
 
 
-def _open_temporary(path: Path) -> tuple[BinaryIO, str]:
+def _open_temporary(path: Path) -> tuple[BinaryIO, Path]:
     """A new temporary file for `path`, locked so that other writers know it is in use."""
     while True:
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
-        file = os.fdopen(handle, "wb")
+        name = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        file = open(name, "xb")  # noqa: SIM115 (open while the lock is held)
         try:
             take(file)
-            if os.fstat(handle).st_nlink:
+            if os.fstat(file.fileno()).st_nlink:
+                with contextlib.suppress(OSError):  # there is no file yet, or are no permissions
+                    os.chmod(name, stat.S_IMODE(path.stat().st_mode))
                 return file, name
         except BlockingIOError:
             pass
         file.close()  # another process took it for an abandoned one before it was locked
+
+
+def _sync_folder(folder: Path) -> None:
+    """Waits until a renamed file has its new name on the disk, too, where systems can do that."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
 
 def sealed(record: Mapping[str, Any]) -> dict[str, Any]:

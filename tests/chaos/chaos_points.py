@@ -3,11 +3,12 @@
 import os
 import random
 import re
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
+
+from afterdrop import files
 
 CRASHED = 77  # exit status of a process that ended at a crash point
 _ROOM = 20  # points from which at least two more crashes of up to _SOON points follow
@@ -19,7 +20,7 @@ def at_each_point(do: Callable[[str], object]) -> None:
 
     def watched(real: Callable[..., object]) -> Callable[..., object]:
         def call(*arguments: object, **options: object) -> object:
-            name = _name(real, options.get("prefix") or arguments[-1])
+            name = _name(real, arguments[-1])
             do(name)
             result = real(*arguments, **options)
             do(name)
@@ -28,7 +29,7 @@ def at_each_point(do: Callable[[str], object]) -> None:
         return call
 
     os.fsync, os.replace, os.unlink = watched(os.fsync), watched(os.replace), watched(os.unlink)
-    tempfile.mkstemp = watched(tempfile.mkstemp)
+    files._open_temporary = watched(files._open_temporary)
 
 
 def _name(real: Callable[..., object], file: object) -> str:

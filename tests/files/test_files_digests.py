@@ -1,9 +1,11 @@
 """Files carry digests: what was written is read back, and anything else is refused."""
 
+import errno
 import json
 import multiprocessing
 import os
 import signal
+import stat
 import tracemalloc
 
 import pytest
@@ -13,7 +15,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from afterdrop.errors import DamagedError, FileError
-from afterdrop.file_locks import sole_lock
+from afterdrop.file_locks import file_lock, sole_lock
 from afterdrop.files import read_json, sealed, write_atomic, write_json, written_atomically
 from afterdrop.tensor_files import read_note, read_tensors, write_tensors
 
@@ -206,3 +208,56 @@ def test_a_hostile_header_with_the_right_digest_is_refused(tmp_path, change):
     hostile(path, HOSTILE[change])
     with pytest.raises(DamagedError, match="is damaged, or not a file of afterdrop"):
         read_tensors(path)
+
+
+# Permissions and file systems
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+def test_a_file_has_the_permissions_that_the_user_gave(tmp_path):
+    path, before = tmp_path / "x", os.umask(0o077)
+    try:
+        write_atomic(path, b"private")
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        os.umask(0o002)
+        write_atomic(tmp_path / "shared", b"for the group")
+        assert stat.S_IMODE((tmp_path / "shared").stat().st_mode) == 0o664
+        write_atomic(path, b"still private")
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    finally:
+        os.umask(before)
+
+
+def test_what_a_file_replaces_may_be_removed_after_a_power_cut(tmp_path, monkeypatch):
+    """Its content is on the disk before it has its name, and its name before the call returns."""
+    events, fsync, replace = [], os.fsync, os.replace
+    kinds = {stat.S_IFREG: "sync file", stat.S_IFDIR: "sync folder"}
+
+    def synced(handle):
+        events.append(kinds[stat.S_IFMT(os.fstat(handle).st_mode)])
+        fsync(handle)
+
+    def replaced(*names):
+        events.append("rename")
+        replace(*names)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "replace", replaced)
+    write_atomic(tmp_path / "x", b"new")
+    assert events == ["sync file", "rename", "sync folder"]
+
+
+def test_file_systems_without_locks_can_be_written_to(tmp_path, monkeypatch):
+    fcntl = pytest.importorskip("fcntl")
+
+    def unsupported(*arguments):
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    monkeypatch.setattr(fcntl, "flock", unsupported)
+    (tmp_path / ".x.0123abcd.tmp").write_bytes(b"perhaps of a writer at work")
+    write_atomic(tmp_path / "x", b"new")
+    with sole_lock(tmp_path / "lock"):
+        assert (tmp_path / "lock").exists()
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".x.0123abcd.tmp", "x"]
+    with pytest.raises(FileError, match="with file locks"), file_lock(tmp_path / "shared"):
+        pass
