@@ -242,7 +242,9 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(text_config, tmp_path, monk
         return real(*args)
 
     monkeypatch.setattr(os, where, full)
-    with pytest.raises(FileError, match=r"No space left.*last good checkpoint.*step 10.*To resume"):
+    with pytest.raises(
+        FileError, match=r"No space left.*last good checkpoint.*step 10.*To continue"
+    ):
         run(text_config, out)
     monkeypatch.undo()
     assert not [p for p in out.rglob(".*") if p.name != ".lock"]  # no temporary files are left

@@ -190,4 +190,4 @@ class Loop:
         return f"The last good checkpoint is {self.folder.last} (step {facts['step']})."
 
     def _how_to_resume(self, first: str = "") -> str:
-        return f"{self._what_is_kept()} To resume from there, {first}run the same command again."
+        return f"{self._what_is_kept()} To continue, {first}run the same command again."

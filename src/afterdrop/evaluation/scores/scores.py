@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from afterdrop.errors import ScoresError
+from afterdrop.errors import FileError, ScoresError
 from afterdrop.evaluation.error_clusters import clusters
 from afterdrop.evaluation.part_files import remove_parts
 from afterdrop.evaluation.request import Protocol, Request
@@ -417,9 +417,21 @@ class Scores:
     # Files and merging
 
     def save(self, path: str | Path) -> None:
-        """Writes the scores, atomically, and then removes the finished parts they were made of."""
+        """Writes the scores, atomically, and then removes the finished parts they were made of.
+
+        Raises:
+            FileError: If they cannot be written; says which parts are kept.
+        """
         pilot = None if self.pilot is None else (self.pilot.protocol, self.pilot.tensors)
-        write_scores(path, self.protocol, self.tensors, pilot)
+        try:
+            write_scores(path, self.protocol, self.tensors, pilot)
+        except FileError as error:
+            if self._parts is None or not self._parts.exists():
+                raise
+            raise FileError(
+                f"{error}. Finished parts are kept in {self._parts}, from which the same "
+                "evaluation resumes"
+            ) from error
         if self._parts is not None:
             remove_parts(self._parts)
 
