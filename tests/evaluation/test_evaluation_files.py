@@ -1,6 +1,8 @@
 """Saving, merging, interrupting and resuming."""
 
+import contextlib
 import json
+import os
 import random
 
 import pytest
@@ -13,6 +15,7 @@ import afterdrop as ad
 from afterdrop.errors import FileError, ScoresError
 from afterdrop.evaluation import resume_store
 from afterdrop.evaluation.output_summary import summary
+from afterdrop.evaluation.result_buffer import ResultBuffer
 from afterdrop.tensor_files import write_tensors
 from oracles.zoo import AWD, mlp
 
@@ -282,6 +285,34 @@ def test_an_interruption_inside_a_forward_pass(world, tmp_path):
     assert ahead < passes[0] - ahead
 
 
+@pytest.mark.parametrize(
+    ("owner", "name", "seconds"),
+    [(ResultBuffer, "add", 30.0), (os, "replace", 0.0), (ResultBuffer, "take", 30.0)],
+)
+@pytest.mark.parametrize("call", [1, 3])
+def test_a_signal_after_any_step_leaves_each_batch_once(
+    world, tmp_path, monkeypatch, owner, name, seconds, call
+):
+    """A batch is added, a part has its name, all results are joined: the next step is not done."""
+    model, batches = world
+    whole = saved(ad.evaluate(*world, **OPTIONS), tmp_path / "whole")
+    monkeypatch.setattr(resume_store, "_SECONDS", seconds)
+    real, calls = getattr(owner, name), []
+
+    def interrupted(*arguments):
+        result = real(*arguments)
+        calls.append(arguments)
+        if len(calls) == call:
+            raise KeyboardInterrupt
+        return result
+
+    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
+        patch.setattr(owner, name, interrupted)
+        ad.evaluate(model, batches, resume=tmp_path / "p", **OPTIONS)
+    resumed = ad.evaluate(model, batches, resume=tmp_path / "p", **OPTIONS)
+    assert saved(resumed, tmp_path / "resumed") == whole
+
+
 def test_resuming_a_language_model_with_its_own_masks(tmp_path):
     model = AWD()
     batches = [(torch.randint(13, (5, 3)), torch.randint(13, (5, 3))) for _ in range(3)]
@@ -346,9 +377,9 @@ def test_a_damaged_part_is_evaluated_again(world, tmp_path, monkeypatch):
             model, Interrupt(batches, 4, KeyboardInterrupt()), resume=tmp_path / "p", **OPTIONS
         )
     for number, damage in ((1, lambda content: content[:-100]), (2, flipped)):
-        part = tmp_path / "p" / f"part-{number:05d}.safetensors"
+        part = tmp_path / "p" / f"part-{number:09d}.safetensors"
         part.write_bytes(damage(part.read_bytes()))
-    with pytest.warns(UserWarning, match=r"part-0000[12].*evaluated again"):
+    with pytest.warns(UserWarning, match=r"part-00000000[12].*evaluated again"):
         resumed = ad.evaluate(*world, resume=tmp_path / "p", **OPTIONS)
     assert saved(resumed, tmp_path / "resumed") == whole
 

@@ -39,21 +39,22 @@ def test_any_batches_and_pieces_join_to_the_whole(expected):
                 piece.zero_()
         assert buffer.count == stop
         for first in begun:
-            found = buffer.since(first)
-            assert found.keys() == WHOLE.keys()
-            for name, tensor in found.items():
-                assert torch.equal(tensor, WHOLE[name][..., first:stop]), name
+            for last in [n for n in begun if n >= first] + [stop]:
+                found = buffer.part(first, last)
+                assert found.keys() == WHOLE.keys()
+                for name, tensor in found.items():
+                    assert torch.equal(tensor, WHOLE[name][..., first:last]), name
 
 
 def test_all_that_was_expected_lies_where_it_was_put():
     """Nothing is copied at the end."""
     buffer = ResultBuffer(N)
     buffer.add(batch(0, 5, (2,)))
-    before = buffer.since(0)
+    before = buffer.part(0, 5)
     buffer.add(batch(5, N))
-    for name, tensor in buffer.since(0).items():
+    for name, tensor in buffer.part(0, N).items():
         assert tensor.is_contiguous() and tensor.data_ptr() == before[name].data_ptr()
 
 
 def test_nothing_was_added():
-    assert ResultBuffer(N).since(0) == {} == ResultBuffer().since(0)
+    assert ResultBuffer(N).part(0, 0) == {} == ResultBuffer().part(0, 0)

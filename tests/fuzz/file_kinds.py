@@ -287,9 +287,9 @@ KINDS: dict[str, FileKind] = {
     "scores": FileKind("run", _SCORES, _read_scores, _rewrite_scores),
     "header of scores": FileKind("run", _SCORES, _read_scores, _rewrite_header),
     "header of weights": FileKind("run", _BEST, _read_best, _rewrite_header),
-    "part": FileKind("parts", "parts/part-00000.safetensors", _read_part, _rewrite_scores),
+    "part": FileKind("parts", "parts/part-000000000.safetensors", _read_part, _rewrite_scores),
     "part with states": FileKind(
-        "stream", "stream/part-00000.safetensors", evaluate_stream, _rewrite_scores
+        "stream", "stream/part-000000000.safetensors", evaluate_stream, _rewrite_scores
     ),
     "choice": FileKind("run", "run/choice.json", _read_choice, _rewrite_json),
     "study": FileKind("study", "study/study.json", _read_study, _rewrite_json),

@@ -16,19 +16,19 @@ PILOT, MAIN = "pilot", "main"  # stages of an adaptive evaluation
 
 
 def part_paths(folder: Path) -> list[Path]:
-    """The parts in a folder, in the order in which they were written."""
+    """The parts in a folder, in the order of their first batches."""
     return sorted(folder.glob("part-*.safetensors"))
 
 
-def next_part(folder: Path, suffix: str = "") -> Path:
-    """The file of the next part.
+def part_path(folder: Path, first: int, suffix: str = "") -> Path:
+    """The file of a part.
 
     Args:
         folder: The folder.
-        suffix: Tells parts of several ranks apart, which write at the same time.
+        first: The number of its first batch, which is in no other part.
+        suffix: Tells parts of several ranks apart.
     """
-    taken = [int(path.name.split("-")[1].partition(".")[0]) for path in part_paths(folder)]
-    return folder / f"part-{max(taken, default=-1) + 1:05d}{suffix}.safetensors"
+    return folder / f"part-{first:09d}{suffix}.safetensors"
 
 
 @contextlib.contextmanager

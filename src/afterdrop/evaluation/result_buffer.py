@@ -29,9 +29,9 @@ class _Block:
     room: Results
     filled: int = 0
 
-    def part(self, first: int) -> Results:
-        """The results of all targets from number `first` on."""
-        place = slice(max(0, first - self.first), self.filled)
+    def part(self, first: int, stop: int) -> Results:
+        """The results of the targets from number `first` up to `stop`."""
+        place = slice(max(0, first - self.first), max(0, min(self.filled, stop - self.first)))
         return {name: room[..., place] for name, room in self.room.items()}
 
 
@@ -50,7 +50,7 @@ class ResultBuffer:
         >>> buffer = ResultBuffer(expected=3)
         >>> buffer.add({"data.targets": torch.tensor([4])})
         >>> buffer.add({"data.targets": [torch.tensor([5]), torch.tensor([6])]})
-        >>> buffer.since(1)
+        >>> buffer.part(1, 3)
         {'data.targets': tensor([5, 6])}
     """
 
@@ -74,10 +74,10 @@ class ResultBuffer:
         block.filled += size
         self.count += size
 
-    def since(self, first: int) -> Results:
-        """The results of all targets from number `first` on, at which a batch began."""
-        later = [block for block in self._blocks if block.first + block.filled > first]
-        parts = [block.part(first) for block in later or self._blocks[-1:]]
+    def part(self, first: int, stop: int) -> Results:
+        """The results of the targets from number `first`, at which a batch began, up to `stop`."""
+        some = [b for b in self._blocks if b.first < stop and b.first + b.filled > first]
+        parts = [block.part(first, stop) for block in some or self._blocks[-1:]]
         return schema.join(parts, "N") if parts else {}
 
     def take(self) -> Results:
@@ -87,14 +87,14 @@ class ResultBuffer:
         """
         blocks, self._blocks = self._blocks, []
         if not blocks or (len(blocks) == 1 and self._expected is not None):
-            return blocks[0].part(0) if blocks else {}
+            return blocks[0].part(0, self.count) if blocks else {}
         whole: Results = {
             name: room.new_empty(schema.room_shape(name, room, self.count))
             for name, room in blocks[0].room.items()
         }
         while blocks:
             block = blocks.pop(0)
-            for name, part in block.part(0).items():
+            for name, part in block.part(0, self.count).items():
                 whole[name][..., block.first : block.first + block.filled].copy_(part)
         return whole
 

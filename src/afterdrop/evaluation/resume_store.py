@@ -13,7 +13,7 @@ import time
 import warnings
 from collections import Counter
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, NamedTuple, TypedDict
 from typing import Protocol as TypingProtocol
 
 from torch import Tensor
@@ -21,7 +21,7 @@ from torch import Tensor
 from afterdrop.errors import DamagedError, DataError, FileError, ScoresError
 from afterdrop.evaluation.batches import Batch, digest_tensors
 from afterdrop.evaluation.output_summary import OutputSummary
-from afterdrop.evaluation.part_files import next_part, part_paths, parts_lock
+from afterdrop.evaluation.part_files import part_path, part_paths, parts_lock
 from afterdrop.evaluation.rank_shares import check_same_data, gather_results
 from afterdrop.evaluation.request import Protocol
 from afterdrop.evaluation.result_buffer import Pieces, ResultBuffer
@@ -43,6 +43,14 @@ class PartNote(TypedDict):
     numbers: list[int]
     digests: list[str]
     first_example: int
+
+
+class _Finished(NamedTuple):
+    """A batch that was evaluated here, and the number of targets up to its last one."""
+
+    number: int
+    digest: str
+    targets: int
 
 
 class Carrying(TypingProtocol):
@@ -84,9 +92,9 @@ class ResumeStore:
         self.ranks = ranks
         self._results = ResultBuffer(expected if ranks.count == 1 else None)  # ranks have shares
         self._outputs = outputs
-        self._digests: dict[int, str] = {}  # of finished batches, by number
+        self._digests: dict[int, str] = {}  # of the batches on disk, by number
         self._held: list[int] = []  # numbers of the batches whose results this rank has
-        self._fresh: list[int] = []  # of those, the ones that are not on disk
+        self._fresh: list[_Finished] = []  # of those, the ones that are not on disk
         self._kept = 0  # targets whose results are on disk
         self._seen = self._left = 0
         self._data = hashlib.blake2b(digest_size=12)
@@ -122,10 +130,11 @@ class ResumeStore:
 
     def add(self, number: int, batch: Batch, results: Pieces) -> None:
         """Adds the results of a batch that was due."""
+        digest = batch.digest() if self.folder is not None else ""
         self._results.add(results)
-        self._digests[number] = batch.digest() if self.folder is not None else ""
+        # A signal may come between any two steps: a batch is finished from this one on, or not.
+        self._fresh.append(_Finished(number, digest, self._results.count))
         self._held.append(number)
-        self._fresh.append(number)
         if time.monotonic() - self._saved > _SECONDS:
             self._save()
 
@@ -151,11 +160,12 @@ class ResumeStore:
                 f"{len(wrong)} of {self._seen} batches, the first of them {wrong[0]}, are in "
                 f"{self.folder} twice or not at all; remove that folder and evaluate again"
             )
+        self._fresh = []  # their results cannot be saved any more once they are taken
         return gather_results(self._results.take(), self.ranks)
 
     def _what_is_kept(self) -> str:
         if self.folder is None or not self._digests:
-            return "no batch was finished, so nothing is kept: the same command starts over"
+            return "no finished batch was saved, so nothing is kept: the same command starts over"
         count = len(self._digests)
         what = "batch is" if count == 1 else "batches are"
         return f"{count} finished {what} kept in {self.folder}: the same command resumes"
@@ -165,23 +175,27 @@ class ResumeStore:
         if self.folder is None or not self._fresh:
             return
         assert self._outputs is not None
+        fresh = {batch.number: batch.digest for batch in self._fresh}
+        first, stop = self._fresh[0].number, self._fresh[-1].targets
         note = {
             "kind": _KIND,
             "version": _VERSION,
             "protocol": self.protocol.to_json(),
-            "numbers": self._fresh,
-            "digests": [self._digests[number] for number in self._fresh],
+            "numbers": list(fresh),
+            "digests": list(fresh.values()),
             "first_example": self.first_example,
         }
         carried = {_CARRIED + name: tensor for name, tensor in self.engines.carried().items()}
         suffix = "" if self.ranks.count == 1 else f"-rank-{self.ranks.rank}"
         tensors = {
-            **self._results.since(self._kept),
+            **self._results.part(self._kept, stop),
             **carried,
             _OUTPUTS: self._outputs.projections,
         }
-        write_tensors(next_part(self.folder, suffix), tensors, note)
-        self._fresh, self._kept = [], self._results.count
+        # If a signal comes once it is written, saving again replaces the file by the same one.
+        write_tensors(part_path(self.folder, first, suffix), tensors, note)
+        self._digests |= fresh
+        self._fresh, self._kept = [], stop
 
     def _open(self) -> list[tuple[int, str]]:
         """Reserves the folder and takes up its parts; number and digest of their batches."""
