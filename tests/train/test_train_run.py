@@ -14,7 +14,7 @@ from afterdrop.data import EvalStripes, load_text
 from afterdrop.errors import DamagedError, DataError, ExtraError, FileError
 from afterdrop.models.fingerprint import fingerprint
 from afterdrop.tensor_files import write_tensors
-from afterdrop.train import DivergedError, TrainError
+from afterdrop.train import DivergedError, TrainError, training_loop
 from afterdrop.train.folder import RunFolder, locked
 from afterdrop.train.load_run import kept_fingerprint
 from afterdrop.train.text_task import TextTask
@@ -342,6 +342,24 @@ def test_a_damaged_last_checkpoint_falls_back_to_the_one_before(text_config, tmp
         with pytest.warns(UserWarning, match=r"damaged.*from the one before it \(step"):
             assert run(text_config, out).finished
         assert_same_run(tmp_path / "whole", out)
+
+
+def test_a_damaged_checkpoint_never_replaces_the_one_before(text_config, tmp_path, monkeypatch):
+    run(text_config, tmp_path / "whole")
+    out = tmp_path / "parts"
+    run(text_config, out, watch=lambda line: (line["interval"] == 3 and "x") or None)
+    last = RunFolder(out).last
+    last.write_bytes(last.read_bytes()[:-8])
+
+    def killed(path, checkpoint):
+        raise KeyboardInterrupt  # nothing handles it, as if the process were killed
+
+    with monkeypatch.context() as patch, pytest.warns(UserWarning, match="from the one before it"):
+        patch.setattr(training_loop, "write_checkpoint", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(text_config, out)
+    assert run(text_config, out).finished
+    assert_same_run(tmp_path / "whole", out)
 
 
 def test_files_of_another_schema_version_are_refused(text_config, tmp_path):

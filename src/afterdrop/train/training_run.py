@@ -17,7 +17,7 @@ from afterdrop.errors import DamagedError
 from afterdrop.plain_text import one_line
 from afterdrop.ranks import Ranks, Splitting, current
 from afterdrop.train.build_task import build_task, load_set, require_same
-from afterdrop.train.checkpoint import Checkpoint, read_checkpoint
+from afterdrop.train.checkpoint import Checkpoint, keep_copy, read_checkpoint
 from afterdrop.train.checks import TrainError, check_number, check_one_of
 from afterdrop.train.config import TrainConfig, differences
 from afterdrop.train.device import choose_device
@@ -226,6 +226,8 @@ def _read_last(folder: RunFolder) -> Checkpoint:
             f"(step {saved.facts['step']})",
             stacklevel=2,
         )
+        # The next write makes the last checkpoint the one before it, which must not be damaged.
+        keep_copy(folder.previous, folder.last)
         return saved
 
 
