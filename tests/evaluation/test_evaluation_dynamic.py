@@ -1,6 +1,7 @@
 """Dynamic evaluation against a plain loop over windows, written from the equations in float64."""
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -138,6 +139,13 @@ def test_weights_and_mode_are_restored_even_after_an_error(model, texts, tmp_pat
         evaluate(model, texts)
     assert model.training
     assert all(torch.equal(p, kept) for p, kept in zip(model.parameters(), before))
+
+
+def test_threads_that_share_a_model_take_turns_with_its_weights(model, texts):
+    whole = evaluate(model, texts).values(ad.DET).whole
+    with ThreadPoolExecutor(3) as pool:
+        found = list(pool.map(lambda _: evaluate(model, texts), range(9)))
+    assert all(torch.equal(scores.values(ad.DET).whole, whole) for scores in found)
 
 
 def test_a_resumed_evaluation_is_the_whole_one(model, texts, tmp_path):

@@ -23,6 +23,7 @@ from afterdrop.evaluation.request import Request
 from afterdrop.evaluation.scores.scores import Scores
 from afterdrop.evaluation.text_windows import open_windows
 from afterdrop.family.member import Grid
+from afterdrop.masks.model_guard import guarded
 from afterdrop.models import LanguageModel
 from afterdrop.ranks import SINGLE_PROCESS
 
@@ -101,5 +102,5 @@ def _run_dynamic(
         eos, window = stripes.eos, stripes.window
         training = gradient_scale(model, training, eos, window, settings, lines=stripes.lines)
     windows = DynamicWindows(model, stripes, settings, training)
-    with kept_weights(model):
+    with guarded(model), kept_weights(model):  # no other thread sees the weights until restored
         return run_evaluation(model, windows, request, execution, len(stripes.tokens))
