@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -51,6 +52,25 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others(case):
         weights(ad.distil(choice, model, data, epochs=2, seed=seed).model) for seed in (1, 1, 2)
     ]
     assert same(found[0], found[1]) and not same(found[0], found[2])
+
+
+def test_a_model_that_another_thread_runs_is_copied_between_its_passes(case):
+    choice, model, data = case
+    predictor, stop = choice.predictor(model), threading.Event()
+
+    def busy():
+        while not stop.is_set():
+            predictor(data[0][0])
+
+    thread = threading.Thread(target=busy)
+    thread.start()
+    try:
+        found = [ad.distil(choice, model, data, epochs=1).model for _ in range(10)]
+    finally:
+        stop.set()
+        thread.join()
+    hooks = [m._forward_pre_hooks or m._forward_hooks for copied in found for m in copied.modules()]
+    assert not any(hooks)
 
 
 def test_distributions_that_do_not_fit_are_predicted_again(case, monkeypatch):

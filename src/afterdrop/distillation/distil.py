@@ -24,6 +24,7 @@ from afterdrop.evaluation.loop import Execution, run_evaluation
 from afterdrop.evaluation.scores.scores import Scores
 from afterdrop.family.member import DET, Grid, Member
 from afterdrop.masks.model_call import LogitsPlace
+from afterdrop.masks.model_guard import guarded
 from afterdrop.selection.choice import Choice
 from afterdrop.selection.predictor import Predictor
 from afterdrop.selection.ranking import select
@@ -161,7 +162,8 @@ def distil(
             "examples, with classes as targets"
         )
     likelihood = dataclasses.replace(likelihood, class_dim=predictor.request.class_dim)
-    student = copy.deepcopy(model)
+    with guarded(model):  # not while another thread runs it under masks
+        student = copy.deepcopy(model)
     request = choice.test_request(choice.request.split)
     request = dataclasses.replace(request, logits=predictor.request.logits)
     schedule = Schedule(epochs, lr, seed, choice.member, request, choice.fingerprint)
