@@ -62,6 +62,21 @@ def test_samples_are_evaluated_chosen_from_and_shown(files, capsys):
         assert "dropout" not in text and "mask" not in text
 
 
+def test_the_same_samples_succeed_again_and_others_are_refused(files, capsys):
+    arguments = ["evaluate", "--samples", str(files / "all.npy"), "--quiet"]
+    arguments += ["--targets", str(files / "targets.npy"), "--out", str(files / "run")]
+    assert main(arguments) == 0
+    before = (files / "run/scores/valid.safetensors").read_bytes()
+    assert main(arguments) == 0
+    assert "was already there" in capsys.readouterr().out
+    changed = np.load(files / "all.npy")
+    changed[4, 3, 2] += 0.5
+    np.save(files / "all.npy", changed)
+    assert main(arguments) == 2
+    assert "is of other data" in capsys.readouterr().err
+    assert (files / "run/scores/valid.safetensors").read_bytes() == before
+
+
 def test_samples_of_numbers_are_evaluated_and_their_command_repeats_it(files, capsys):
     rng = np.random.default_rng(1)
     pairs = np.stack([rng.normal(size=(3, 20)), rng.uniform(0.5, 2, size=(3, 20))], -1)
@@ -98,5 +113,5 @@ def test_arguments_that_samples_do_not_take_are_refused(files, capsys):
         assert main(["evaluate", *arguments]) == 2
         assert message in capsys.readouterr().err
     assert main(["evaluate", *given, "--quiet"]) == 0
-    assert main(["evaluate", *given]) == 2
+    assert main(["evaluate", *given, "--temper", "sample"]) == 2
     assert "--overwrite replaces it" in capsys.readouterr().err

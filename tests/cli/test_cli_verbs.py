@@ -54,6 +54,19 @@ def valid_batches():
     g = torch.Generator().manual_seed(1)
     return [(torch.randn(8, 6, generator=g), torch.randint(3, (8,), generator=g)) for _ in range(4)]
 
+def other_batches():
+    return [(x + 0.1, y) for x, y in valid_batches()]
+
+def valid_batches_cut():
+    return valid_batches()[:3]
+
+class Louder(nn.Sequential):
+    def __init__(self):
+        super().__init__(*load_model())
+
+    def forward(self, x):
+        return super().forward(x) * 1.01
+
 def slow_batches():
     for batch in valid_batches() * 5:
         time.sleep(0.3)
@@ -243,6 +256,18 @@ def test_killed_after_saving_the_same_command_succeeds(folder, capsys):
     path.write_bytes(content[:-1])
     assert main(arguments) == 2
     assert "damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model", "data"),
+    [("load_model", "other_batches"), ("load_model", "valid_batches_cut"), ("Louder", None)],
+)
+def test_scores_of_other_data_or_code_are_not_taken_for_these(folder, capsys, model, data):
+    arguments = ["--out", "run", "--num-samples", "4", "--quiet"]
+    assert main(["evaluate", "mine:load_model", "mine:valid_batches", *arguments]) == 0
+    assert main(["evaluate", f"mine:{model}", f"mine:{data or 'valid_batches'}", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert "is of other data, or of a model with other code; --overwrite replaces it" in said
 
 
 def test_existing_scores_are_not_replaced_unless_asked(folder, capsys):

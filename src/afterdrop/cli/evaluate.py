@@ -188,8 +188,14 @@ def evaluate(
             raise DataError(
                 "--samples needs --targets FILE and --out RUN, the folder of the scores"
             )
-        with Run(out).reserved_scores(split, overwrite=overwrite):
-            _save(Run(out), _evaluate_files(samples, targets, **options), quiet)
+        run = Run(out)
+        if run.layout.scores(split).exists() and not overwrite:
+            now = _evaluate_files(samples, targets, **options)
+            kept = run.kept_scores(now.request, now.protocol.fingerprint, lambda _: now)
+            _print_kept(run, kept, quiet)
+            return
+        with run.reserved_scores(split, overwrite=overwrite):
+            _save(run, _evaluate_files(samples, targets, **options), quiet)
         return
     if single is not None:
         raise DataError(
@@ -229,7 +235,6 @@ def evaluate(
         if wrong and trained:
             raise DataError(f"--{name} is for your own model, not for a folder of afterdrop train")
     run = Run(model if out is None else out)
-    path = run.layout.scores(split)
     if lamb:
         mixes = trained and Run(model).facts["model"].get("softmax_components", 1) > 1
         temper, carry, masks = "component" if mixes else "sample", "sampled", "iid"
@@ -254,12 +259,14 @@ def evaluate(
         adaptive=adaptive,
         likelihood=likelihood,
     )
-    if path.exists() and not overwrite:
-        weights = Run(model).fingerprint(which) if trained else fingerprint(resolve_model(model))
-        scores = run.kept_scores(request, weights)
+    if run.layout.scores(split).exists() and not overwrite:
+        if trained:
+            scores = run.kept_scores(request, Run(model).fingerprint(which))
+        else:
+            assert batches is not None
+            scores = _kept_of_model(run, request, model, batches, batch_size)
         if speaks():
-            _print(scores, quiet)
-            print(f"{one_line(path)} was already there, with these settings and weights.")
+            _print_kept(run, scores, quiet)
         return
     memory, parts = None if memory_mib is None else memory_mib * 2**20, run.layout.parts(split)
     asked = device if trained else device or "cpu"  # a user's own model stays where it is
@@ -280,6 +287,19 @@ def evaluate(
             _save(run, scores, quiet)
 
 
+def _kept_of_model(
+    run: Run, request: Request, model: str, batches: str, batch_size: int | None
+) -> Scores:
+    """The scores of the user's own model, if its data and code are those that were evaluated."""
+    own = resolve_model(model)
+
+    def again(asked: Request) -> Scores:
+        read, source = resolve_batches(batches, request.split), Source(batch_size)
+        return run_evaluation(own, read, asked, Execution(), source=source)
+
+    return run.kept_scores(request, fingerprint(own), again)
+
+
 def _evaluate_files(samples: tuple[Path, ...], targets: str, **options: Any) -> Scores:
     """Scores of samples in files."""
     if len(samples) == 1:
@@ -294,6 +314,12 @@ def _save(run: Run, scores: Scores, quiet: bool) -> None:
     if not quiet:
         following = f" Next: afterdrop select {shell_word(run.path)}"
         print(f"\nWrote {one_line(path)}." + following * (scores.split != "test"))
+
+
+def _print_kept(run: Run, scores: Scores, quiet: bool) -> None:
+    _print(scores, quiet)
+    path = one_line(run.layout.scores(scores.split))
+    print(f"{path} was already there, with these settings and weights.")
 
 
 def _print(scores: Scores, quiet: bool) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from afterdrop.evaluation.part_files import remove_parts, scores_lock
 from afterdrop.evaluation.request import Carry, Lifetime, Request, StreamSettings
 from afterdrop.evaluation.scores import Scores
 from afterdrop.evaluation.text_evaluation import run_text
+from afterdrop.masks.uniforms import Plan
 from afterdrop.models import LanguageModel
 from afterdrop.plain_text import shell_word
 from afterdrop.run_layout import RunLayout
@@ -27,6 +29,7 @@ from afterdrop.train.folder import RunFolder
 from afterdrop.train.load_run import Which, kept_fingerprint
 
 IMAGES_PER_BATCH = 500
+_ROUNDING = {"rtol": 1e-4, "atol": 1e-5}  # of results of the same model on another day
 _BOTH: tuple[Which, ...] = ("best", "last")
 
 
@@ -196,12 +199,19 @@ class Run:
             )
         return Scores.load(path)
 
-    def kept_scores(self, request: Request, weights: str | None) -> Scores:
+    def kept_scores(
+        self,
+        request: Request,
+        weights: str | None,
+        again: Callable[[Request], Scores] | None = None,
+    ) -> Scores:
         """The scores of a request's split, if they are of that request and of these weights.
 
         Args:
             request: What would be evaluated.
             weights: The fingerprint of the model.
+            again: Evaluates the user's own model, whose data and code may be others than they were:
+                it is asked for the deterministic member, which must have the same results.
 
         Raises:
             FileError: If they are of another evaluation, or damaged.
@@ -212,6 +222,19 @@ class Run:
                 f"{path} exists and is of other settings or weights; --overwrite replaces it, "
                 "another --out or --split keeps it"
             )
+        if again is not None:
+            plain = dataclasses.replace(
+                request,
+                grid=dataclasses.replace(request.grid, alphas=(0.0,), multipliers=(0.0,)),
+                plan=Plan(2, request.plan.seed),
+                adaptive=None,
+                temperatures=(scores.protocol.low, scores.protocol.high),
+            )
+            if not _agree(again(plain), scores):
+                raise FileError(
+                    f"{path} exists and is of other data, or of a model with other code; "
+                    "--overwrite replaces it, another --out or --split keeps it"
+                )
         remove_parts(self.layout.parts(request.split))
         return scores
 
@@ -339,3 +362,14 @@ class Run:
         images, labels = chosen.images[: request.limit], chosen.labels[: request.limit]
         data = batches(images, labels, IMAGES_PER_BATCH)
         return run_evaluation(loaded.model, data, request, execution)
+
+
+def _agree(now: Scores, kept: Scores) -> bool:
+    """Whether all results of an evaluation are among those of another one, up to rounding."""
+    for name, tensor in now.tensors.items():
+        other = kept.tensors.get(name)
+        if other is None or other.shape != tensor.shape:
+            return False
+        if not torch.allclose(tensor, other, equal_nan=True, **_ROUNDING):
+            return False
+    return True
