@@ -22,6 +22,7 @@ from afterdrop.errors import DamagedError, FileError
 from afterdrop.file_locks import is_abandoned, take
 
 DIGEST = "digest"
+TEMPORARY = ".afterdrop.tmp"  # how names end that no other program gives its files
 
 
 def make_folder(path: Path) -> None:
@@ -86,7 +87,7 @@ def write_atomic(path: str | Path, content: bytes) -> None:
 
 def remove_abandoned(folder: Path) -> None:
     """Removes temporary files in a folder whose writers have ended without removing them."""
-    for path in folder.glob(".*.tmp"):
+    for path in folder.glob(f".*{TEMPORARY}"):
         if is_abandoned(path):
             path.unlink(missing_ok=True)
 
@@ -94,7 +95,7 @@ def remove_abandoned(folder: Path) -> None:
 def _open_temporary(path: Path) -> tuple[BinaryIO, Path]:
     """A new temporary file for `path`, locked so that other writers know it is in use."""
     while True:
-        name = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+        name = path.with_name(f".{path.name}.{secrets.token_hex(4)}{TEMPORARY}")
         file = open(name, "xb")  # noqa: SIM115 (open while the lock is held)
         try:
             take(file)

@@ -144,6 +144,13 @@ def test_the_next_writer_removes_what_a_killed_one_left(tmp_path):
     assert (tmp_path / "x").read_bytes() == b"new" and (tmp_path / "y").read_bytes() == b"other"
 
 
+def test_temporary_files_of_other_programs_are_left_alone(tmp_path):
+    for name in (".notes.tmp", ".syncthing.page.html.tmp"):
+        (tmp_path / name).write_text("of another program")
+    write_atomic(tmp_path / "page.html", b"new")
+    assert len(list(tmp_path.iterdir())) == 3
+
+
 def test_an_error_while_writing_leaves_the_old_file(tmp_path):
     write_atomic(tmp_path / "x", b"old")
     with pytest.raises(KeyboardInterrupt), written_atomically(tmp_path / "x") as file:
@@ -254,10 +261,10 @@ def test_file_systems_without_locks_can_be_written_to(tmp_path, monkeypatch):
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     monkeypatch.setattr(fcntl, "flock", unsupported)
-    (tmp_path / ".x.0123abcd.tmp").write_bytes(b"perhaps of a writer at work")
+    (tmp_path / ".x.0123abcd.afterdrop.tmp").write_bytes(b"perhaps of a writer at work")
     write_atomic(tmp_path / "x", b"new")
     with sole_lock(tmp_path / "lock"):
         assert (tmp_path / "lock").exists()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [".x.0123abcd.tmp", "x"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [".x.0123abcd.afterdrop.tmp", "x"]
     with pytest.raises(FileError, match="with file locks"), file_lock(tmp_path / "shared"):
         pass

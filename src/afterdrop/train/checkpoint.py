@@ -17,7 +17,7 @@ from typing import Any, TypedDict
 from torch import Tensor
 
 from afterdrop.errors import DamagedError, FileError
-from afterdrop.files import check_header
+from afterdrop.files import TEMPORARY, check_header
 from afterdrop.models.fingerprint import tensors_fingerprint
 from afterdrop.tensor_files import read_note, read_tensors, write_tensors
 from afterdrop.typed_records import read_record
@@ -88,7 +88,7 @@ def keep_copy(path: Path, copy: Path) -> None:
     """
     if not path.exists():
         return
-    temporary = copy.with_name(f".{copy.name}.tmp")
+    temporary = copy.with_name(f".{copy.name}{TEMPORARY}")
     try:
         temporary.unlink(missing_ok=True)
         try:
