@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 import afterdrop as ad
 from afterdrop.distillation import Distilled, student_training
 from afterdrop.errors import FileError
+from afterdrop.files import TEMPORARY
 from afterdrop.tensor_files import read_tensors, write_tensors
 
 EPOCHS = 4
@@ -172,7 +173,7 @@ time.sleep(60)
 
 def test_a_killed_process_does_not_block(case, tmp_path, monkeypatch):
     interrupt(case, tmp_path, monkeypatch)
-    left = [tmp_path / ".distil.lock", tmp_path / f".{FILE}.x.tmp"]
+    left = [tmp_path / ".distil.lock", tmp_path / f".{FILE}.x{TEMPORARY}"]
     command = [sys.executable, "-S", "-c", KILLED, *map(str, left)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
         try:
