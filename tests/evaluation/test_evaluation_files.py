@@ -466,6 +466,18 @@ def test_resuming_with_slightly_other_code_is_refused(tmp_path, change):
         ad.evaluate(model, batches, resume=tmp_path, **OPTIONS)
 
 
+@pytest.mark.parametrize("mask", [-1e4, torch.finfo(torch.float16).min, -1e9, -torch.inf])
+def test_classes_that_cannot_occur_do_not_hide_other_code(mask):
+    logits = 3 * torch.randn(200, 40, generator=torch.Generator().manual_seed(0))
+    masked = logits.clone()
+    masked[:, ::2] = mask
+    found = summary(masked)
+    for allowed in (masked, masked * (1 + torch.finfo().eps)):
+        assert found.matches(summary(allowed).projections)
+    other = masked.where(masked == mask, masked * 1.01)
+    assert not found.matches(summary(other).projections)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
 def test_a_summary_of_logits_allows_for_rounding_only(dtype):
     torch.manual_seed(0)

@@ -18,7 +18,8 @@ _DIRECTIONS = (2.0, 3.0, 5.0)  # their square roots are the frequencies of the f
 _ROWS = 7.0  # that of the factors of rows
 _GROUPS = 1024  # rows beyond that share sums, so that the summary stays short
 _ELEMENTS = 2**22  # that are projected at once, in float64
-_MASKED = 1e6  # logits beyond that, of either sign, mark classes that cannot occur
+_LARGE = 32.0  # logits beyond that, of either sign, count by their logarithm
+_MASKED = 1e6  # logits beyond that mark classes that cannot occur
 
 # A summary must be the same when the same evaluation is resumed, but for rounding: another number
 # of threads, another kernel for the same operation, or atomic additions add in another order.
@@ -73,7 +74,7 @@ def summary(logits: Tensor, dtype: torch.dtype | None = None) -> OutputSummary:
     step = max(1, _ELEMENTS // max(classes, 1))
     for start in range(0, count, step):
         part = slice(start, start + step)
-        projected_ND = _finite(rows_NV[part].double()) @ factors_VD
+        projected_ND = _compressed(rows_NV[part].double()) @ factors_VD
         found_GD.index_add_(0, groups_N[part], projected_ND * factors_N[part, None])
     epsilon = torch.finfo(dtype or logits.dtype).eps
     tolerance = min(_ROUNDINGS * epsilon, epsilon**0.5)
@@ -88,7 +89,11 @@ def _factors(count: int, number: float) -> Tensor:
     return torch.where(wave < 0, wave - 1, wave + 1)
 
 
-def _finite(x: Tensor) -> Tensor:
-    """Logits, with a number of ordinary size for each that is infinite, not a number, or a mask."""
-    ordinary = x.abs() < _MASKED
-    return x.where(ordinary, 10 * x.sign().nan_to_num(2.0))
+def _compressed(x: Tensor) -> Tensor:
+    """Logits, of which the large ones do not hide the others: −10,000 is a common mask.
+
+    Those that are infinite, not a number, or larger masks become numbers of ordinary size.
+    """
+    size, sign = x.abs(), x.sign()
+    found = x.where(size <= _LARGE, sign * _LARGE * (1 + (size / _LARGE).log()))
+    return found.where(size < _MASKED, 10 * sign.nan_to_num(2.0))
