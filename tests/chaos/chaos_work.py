@@ -14,8 +14,8 @@ from safetensors.torch import load_file
 from afterdrop import recipes, train
 from afterdrop.cli import main
 from afterdrop.evaluation import resume_store
-from afterdrop.evaluation.engines.dispatch import Dispatcher
 from afterdrop.evaluation.part_files import part_paths
+from afterdrop.evaluation.resume_store import ResumeStore
 from afterdrop.run_layout import RunLayout
 from afterdrop.tensor_files import read_note
 from afterdrop.train import training_loop
@@ -122,7 +122,8 @@ def evaluation(folder: Path) -> Work:
     log = WorkLog(folder / "work.log")
 
     def action(place: Path) -> None:
-        Dispatcher.begin = log.noting(Dispatcher.begin, lambda *arguments: arguments[2])
+        # Not every pass: that scores are those of this model and data is seen from plain ones.
+        ResumeStore.add = log.noting(ResumeStore.add, lambda *arguments: arguments[1])
         log.start(place, batches_kept(place))
         assert main(["evaluate", *names, "--out", str(place), *options]) == 0
 
