@@ -368,7 +368,7 @@ def _agree(now: Scores, kept: Scores) -> bool:
     """Whether all results of an evaluation are among those of another one, up to rounding."""
     for name, tensor in now.tensors.items():
         other = kept.tensors.get(name)
-        if other is None or other.shape != tensor.shape:
+        if other is None or (other.shape, other.dtype) != (tensor.shape, tensor.dtype):
             return False
         if not torch.allclose(tensor, other, equal_nan=True, **_ROUNDING):
             return False
