@@ -1,5 +1,9 @@
 """Ctrl-C, SIGTERM and SIGHUP as stop requests, so that a run can save first, or as errors.
 
+    stop_request     a signal is noted, and the work asks for it where it can stop
+    signals_raise    a signal raises an error wherever the work is
+    signals_wait     but not in here: what must be done as a whole
+
 A second signal has its usual effect, so that what hangs can be ended. One that follows at once does
 not count: `timeout` and torchrun send a signal to a process and to the group that it is in, and
 people press Ctrl-C twice. Signals that the process was started to ignore, as by `nohup`, stay so.
@@ -136,21 +140,55 @@ def signals_raise(
         Traceback (most recent call last):
         RuntimeError: stopped by SIGTERM
     """
+
+    def stop(number: int) -> None:
+        _let_children_end()
+        raise error(signal.Signals(number).name)
+
+    with _handled(numbers, _first_counts(stop)):
+        yield
+
+
+@contextmanager
+def signals_wait() -> Iterator[None]:
+    """Makes a signal wait for the end of what must be done as a whole, such as writing a part.
+
+    Example:
+        >>> try:
+        ...     with signals_wait():
+        ...         signal.raise_signal(signal.SIGINT)
+        ...         print("as a whole")
+        ... except KeyboardInterrupt:
+        ...     print("and then interrupted")
+        as a whole
+        and then interrupted
+    """
+    waiting: list[int] = []
+    try:
+        with _handled(NUMBERS, _first_counts(waiting.append)):
+            yield
+    finally:
+        for number in waiting:
+            signal.raise_signal(number)
+
+
+def _first_counts(
+    first: Callable[[int], None],
+) -> Callable[[int, Callable[[], None]], None]:
+    """What handles a first signal by `first`, and gives a later one its usual effect."""
     since: float | None = None
 
-    def stop(number: int, restore: Callable[[], None]) -> None:
+    def handle(number: int, restore: Callable[[], None]) -> None:
         nonlocal since
         now = time.monotonic()
         if since is None:
             since = now
-            _let_children_end()
-            raise error(signal.Signals(number).name)
-        if now - since > _ECHO:
+            first(number)
+        elif now - since > _ECHO:
             restore()
             signal.raise_signal(number)
 
-    with _handled(numbers, stop):
-        yield
+    return handle
 
 
 def _let_children_end() -> None:
@@ -186,7 +224,7 @@ def _handled(
         handle(number, restore)
 
     for number in numbers:
-        if signal.getsignal(number) is not signal.SIG_IGN:
+        if signal.getsignal(number) not in (signal.SIG_IGN, None):  # None: not Python's
             before[number] = signal.signal(number, handler)
     try:
         yield True

@@ -46,11 +46,19 @@ class PartNote(TypedDict):
 
 
 class _Finished(NamedTuple):
-    """A batch that was evaluated here, and the number of targets up to its last one."""
+    """A batch that was evaluated here.
+
+    Attributes:
+        number: Which batch of the data.
+        digest: Of its data.
+        targets: The number of targets up to its last one.
+        carried: What the next batch needs; engines may be further on when this is written.
+    """
 
     number: int
     digest: str
     targets: int
+    carried: Results
 
 
 class Carrying(TypingProtocol):
@@ -133,8 +141,10 @@ class ResumeStore:
         digest = batch.digest() if self.folder is not None else ""
         self._results.add(results)
         # A signal may come between any two steps: a batch is finished from this one on, or not.
-        self._fresh.append(_Finished(number, digest, self._results.count))
+        self._fresh.append(_Finished(number, digest, self._results.count, self.engines.carried()))
         self._held.append(number)
+        for before in self._fresh[-2:-1]:
+            before.carried.clear()  # only the last is written
         if time.monotonic() - self._saved > _SECONDS:
             self._save()
 
@@ -185,7 +195,7 @@ class ResumeStore:
             "digests": list(fresh.values()),
             "first_example": self.first_example,
         }
-        carried = {_CARRIED + name: tensor for name, tensor in self.engines.carried().items()}
+        carried = {_CARRIED + n: tensor for n, tensor in self._fresh[-1].carried.items()}
         suffix = "" if self.ranks.count == 1 else f"-rank-{self.ranks.rank}"
         tensors = {
             **self._results.part(self._kept, stop),

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from afterdrop.masks.attribute_contents import OF_TORCH, Contents, differing
 from afterdrop.masks.identity_snapshot import IdentitySnapshot
+from afterdrop.stop_request import signals_wait
 
 Reset = Callable[[nn.Module], object]
 
@@ -56,7 +57,8 @@ def guarded(model: nn.Module, reset: Reset | None = None) -> Iterator[None]:
         >>> [module.training for module in model.modules()]
         [True, True, False]
     """
-    with contextlib.ExitStack() as held:
+    held = contextlib.ExitStack()
+    try:
         held.enter_context(_locked(_locks_of(model)))
         held.enter_context(_eager)
         state = ModelState(model)
@@ -67,6 +69,9 @@ def guarded(model: nn.Module, reset: Reset | None = None) -> Iterator[None]:
         for module in state.modules:
             module.training = False
         yield
+    finally:
+        with signals_wait():  # a Ctrl-C in between would leave the model half restored
+            held.close()
 
 
 def _locks_of(model: nn.Module) -> list[Any]:

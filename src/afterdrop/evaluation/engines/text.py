@@ -157,7 +157,7 @@ class WindowPasses:
     def carried(self) -> Results:
         """The samples' states, for resuming."""
         return {
-            f"{key}/{layer}/{part}": tensor.cpu()
+            f"{key}/{layer}/{part}": tensor
             for key, state in self._states.items()
             for layer, pair in enumerate(state)
             for part, tensor in enumerate(pair)
