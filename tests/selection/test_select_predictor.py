@@ -174,6 +174,22 @@ def test_a_choice_is_not_used_with_other_weights():
     assert choice.predictor(model, any_weights=True)(x).shape == (3, 3)
 
 
+@pytest.mark.parametrize("name", ["1", "3"])  # one replaces a site, one is added
+def test_a_model_with_other_modules_than_before_is_refused(name):
+    model, x = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 3)), torch.randn(6, 5)
+    predict = ad.Predictor(model, ad.GMC, num_samples=4)
+    expected = predict(x)
+    before = model[1]
+    model.add_module(name, nn.Dropout(0.5))
+    with pytest.raises(SiteError, match="added, replaced or removed"):
+        predict(x)
+    if name == "1":
+        model[1] = before
+    else:
+        del model[3]
+    assert torch.equal(predict(x), expected)
+
+
 @pytest.mark.parametrize("member", [None, "AMC", 1.0, {"alpha": 1}])
 def test_what_is_no_member_is_refused(member):
     with pytest.raises(MemberError, match="member="):

@@ -8,6 +8,7 @@ rate and replaced forward is restored, even after an exception.
 
 import abc
 import contextlib
+import operator
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -175,7 +176,11 @@ class OperatorMode(TorchFunctionMode, abc.ABC):
 
         Args:
             multipliers: Of the declared rates. More than one is an error if there are any.
+
+        Raises:
+            SiteError: If modules were added, replaced or removed.
         """
+        self._require_same_modules()
         modes = [module.training for module in self._modules]
         try:
             for module in self._modules:
@@ -189,6 +194,14 @@ class OperatorMode(TorchFunctionMode, abc.ABC):
         finally:
             for module, mode in zip(self._modules, modes):
                 _set_mode(module, mode)
+
+    def _require_same_modules(self) -> None:
+        now = list(self.model.modules())
+        if len(now) != len(self._modules) or not all(map(operator.is_, now, self._modules)):
+            raise SiteError(
+                "modules of the model were added, replaced or removed after its dropout sites were "
+                "found; make a new predictor, or evaluate again"
+            )
 
 
 def _set_mode(module: nn.Module, training: bool) -> None:
