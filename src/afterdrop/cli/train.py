@@ -89,12 +89,12 @@ def train(
             track=track,
             ranks=ranks,
         )
-    if quiet and speaks():
-        print(one_line(result.message))
     if result.reason in NAMES:  # a command after `train &&` must not start
         raise resumable(result.reason)
     if not speaks():
         return
+    if quiet:
+        print(one_line(result.message))
     if result.finished:
         print(f"Next: afterdrop evaluate {shell_word(out)}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 from tqdm import tqdm
@@ -60,9 +61,10 @@ class Progress:
         self._show()
 
     def note(self, message: str) -> None:
-        """Prints a message above the bar."""
+        """Prints a message above the bar, unless the terminal was closed."""
         if not self._bar.disable:
-            self._bar.write(message)
+            with contextlib.suppress(OSError):
+                self._bar.write(message)
 
     def close(self, message: str) -> None:
         """Closes the bar, with a final message if there is one."""
