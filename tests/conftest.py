@@ -1,4 +1,6 @@
+import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -40,3 +42,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def heeded_signals() -> Iterator[None]:
+    """Signals with their default effect, also where nohup or a script makes the suite ignore them.
+
+    Processes that a test starts inherit what is ignored.
+    """
+    ignored = [n for n in (signal.SIGHUP, signal.SIGINT) if signal.getsignal(n) is signal.SIG_IGN]
+    for number in ignored:
+        interrupt = number == signal.SIGINT
+        signal.signal(number, signal.default_int_handler if interrupt else signal.SIG_DFL)
+    yield
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)

@@ -7,6 +7,8 @@ import pytest
 from afterdrop import stop_request as module
 from afterdrop.stop_request import NUMBERS, StopSignal, signals_raise, stop_request
 
+pytestmark = pytest.mark.usefixtures("heeded_signals")
+
 
 @pytest.mark.parametrize("number", NUMBERS)
 def test_the_echo_of_a_stop_request_does_not_end_the_work(number):
@@ -53,6 +55,32 @@ def test_a_later_sigterm_has_its_usual_effect(monkeypatch):
             signal.raise_signal(signal.SIGTERM)
         finally:
             signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.fixture
+def arrives_at_once(monkeypatch):
+    """Makes SIGTERM arrive as soon as there is a handler of the package for it."""
+    real = signal.signal
+
+    def handle(number, handler):
+        before = real(number, handler)
+        if number == signal.SIGTERM and handler is not before and handler is not signal.SIG_DFL:
+            signal.raise_signal(number)
+        return before
+
+    monkeypatch.setattr(signal, "signal", handle)
+
+
+def test_a_signal_that_arrives_while_handlers_are_set_is_not_lost(arrives_at_once):
+    with stop_request() as request:
+        assert request.signal == "SIGTERM"
+
+
+def test_an_error_while_handlers_are_set_restores_those_of_before(arrives_at_once):
+    before = {number: signal.getsignal(number) for number in NUMBERS}
+    with pytest.raises(StopSignal), signals_raise(StopSignal):
+        pytest.fail("the signal is raised before")
+    assert {number: signal.getsignal(number) for number in NUMBERS} == before
 
 
 def test_signals_that_the_process_ignores_stay_ignored():

@@ -11,6 +11,7 @@ people press Ctrl-C twice. Signals that the process was started to ignore, as by
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -80,6 +81,7 @@ class StopRequest:
         self.since = 0.0
 
 
+_LEFT_ALONE = signal.SIG_IGN, None  # None: a handler that is not Python's, which cannot be restored
 _ECHO = 1.0  # seconds after a signal in which others are the same request
 _ACTIVE: list[StopRequest] = []  # nested requests, all of which a signal reaches
 
@@ -95,7 +97,7 @@ def stop_request() -> Iterator[StopRequest]:
     def ask(number: int, restore: Callable[[], None]) -> None:
         now = time.monotonic()
         if request.signal is None:
-            for active in _ACTIVE:
+            for active in (*_ACTIVE, request):  # it may not be among them yet
                 active.signal, active.since = signal.Signals(number).name, now
         elif now - request.since > _ECHO:
             restore()
@@ -201,6 +203,20 @@ def _let_children_end() -> None:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
+def end_at_next_signal(status: int) -> None:
+    """Makes a signal end the process at once, for a process whose work is over.
+
+    Otherwise a second Ctrl-C would show a traceback of the interpreter's own end.
+
+    Args:
+        status: The exit status.
+    """
+    if threading.current_thread() is threading.main_thread():
+        for number in NUMBERS:
+            if signal.getsignal(number) not in _LEFT_ALONE:
+                signal.signal(number, lambda *_: os._exit(status))
+
+
 @contextmanager
 def _handled(
     numbers: Iterable[signal.Signals], handle: Callable[[int, Callable[[], None]], None]
@@ -223,10 +239,11 @@ def _handled(
     def handler(number: int, frame: FrameType | None) -> None:
         handle(number, restore)
 
-    for number in numbers:
-        if signal.getsignal(number) not in (signal.SIG_IGN, None):  # None: not Python's
-            before[number] = signal.signal(number, handler)
     try:
+        for number in numbers:
+            if (found := signal.getsignal(number)) not in _LEFT_ALONE:
+                before[number] = found
+                signal.signal(number, handler)
         yield True
     finally:
         restore()

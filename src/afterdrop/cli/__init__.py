@@ -35,7 +35,7 @@ from afterdrop.errors import AfterdropError, StoppedElsewhere
 from afterdrop.evaluation.chunks import out_of_memory
 from afterdrop.interrupted_import import end_quiet_imports
 from afterdrop.plain_text import one_line
-from afterdrop.stop_request import StopSignal, signals_raise
+from afterdrop.stop_request import StopSignal, end_at_next_signal, signals_raise
 
 VERBS: dict[str, Callable[..., int | None]] = {
     "train": train,
@@ -112,9 +112,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     before, warnings.formatwarning = warnings.formatwarning, _one_line_warning
     try:
-        return end_rank(_run(arguments))
+        with signals_raise(StopSignal):
+            status = _run(arguments)
     finally:
         warnings.formatwarning = before
+    if arguments is None:  # the process ends now, which takes torch a third of a second
+        end_at_next_signal(status)
+    return end_rank(status)
 
 
 def _one_line_warning(message: Warning | str, *place: Any, **line: Any) -> str:
@@ -138,10 +142,7 @@ def _run(arguments: Sequence[str] | None) -> int:
             sys.stdout.flush()
             return 0 if given else 2
         # One parser per verb: with subcommands, tyro would print the full help of every verb.
-        with signals_raise(StopSignal):
-            status = tyro.cli(
-                checked(VERBS[verb]), prog=f"afterdrop {verb}", args=rest, config=_FLAGS
-            )
+        status = tyro.cli(checked(VERBS[verb]), prog=f"afterdrop {verb}", args=rest, config=_FLAGS)
         sys.stdout.flush()
     except BrokenPipeError:  # the reader of the output has closed the pipe, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
