@@ -165,6 +165,22 @@ def test_a_text_is_found_from_any_folder_and_where_it_was_moved_to(tmp_path, mon
     assert run.data(tmp_path / "moved").name == "text"
 
 
+def test_a_new_run_trains_on_the_text_that_its_configuration_names(tmp_path, monkeypatch):
+    for name, words in (("text", "one two three\n"), ("sets", "four five six\n")):
+        (tmp_path / name).mkdir()
+        for split in ("train", "valid", "test"):
+            (tmp_path / name / f"{split}.txt").write_text(words * 60)
+    settings = {"data.name": "text", "schedule.intervals": 1, "schedule.steps_per_interval": 1}
+    config = ad.recipes.load("lm").config.override(settings)
+    monkeypatch.chdir(tmp_path)
+    train.run(config, "run", data="sets", device="cpu", max_minutes=1e-9, progress=False)
+    run = ad.Run.open(tmp_path / "run")
+    monkeypatch.chdir(tmp_path / "run")
+    assert "three" in run.data().vocabulary.tokens
+    (tmp_path / "text").rename(tmp_path / "moved")
+    assert train.run(config, ".", data="../moved", device="cpu", progress=False).finished
+
+
 def test_a_missing_folder_is_refused(tmp_path):
     with pytest.raises(FileError, match=r"nowhere is not a folder; .* afterdrop train"):
         ad.Run.open(tmp_path / "nowhere")

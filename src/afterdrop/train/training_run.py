@@ -80,6 +80,7 @@ def run(
         out: The run folder. A run of the same configuration in it is resumed; anything else in it
             is refused.
         data: The folder of the named data sets; None is the environment variable AFTERDROP_DATA.
+            To resume a run of a text of your own that has moved, its folder.
         device: Where to train; None is a GPU if there is one.
         max_minutes: Save and return after this number of minutes.
         progress: Whether to show a bar.
@@ -120,7 +121,9 @@ def run(
         folder, there = _enter(held, config, Path(out), resume, group)
         if there and group.from_rank0(lambda: _finished(folder)):
             return _result(folder, None, group)
-        task = build_task(config, load_set(config, data), where, group)
+        # A new run reads the text that its configuration names; later, `data` says where it is.
+        moved = data if there or not is_own_text(config.data.name) else None
+        task = build_task(config, load_set(config, moved), where, group)
         with torch.random.fork_rng([where] if where.type == "cuda" else []):
             torch.manual_seed(config.seed)
             trainer = Trainer(config, task, task.build_model().to(where), group)
@@ -174,7 +177,7 @@ def _open(folder: RunFolder, trainer: Trainer, data: str | Path | None, there: b
     scale = prior_scale(config.objective.l2_penalty, task.train_targets, task.window)
     model: Any = trainer.model
     # A text of the user's own has a path, which may be relative to the current folder.
-    place = config.data.name if data is None and is_own_text(config.data.name) else data
+    place = config.data.name if is_own_text(config.data.name) else data
     facts = {
         "model": asdict(model.config),
         "parameters": sum(p.numel() for p in trainer.parameters),
