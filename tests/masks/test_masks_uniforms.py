@@ -234,9 +234,10 @@ def test_few_units_are_drawn_as_many_are(monkeypatch, size, examples, coords):
         assert torch.equal(*drawn) and drawn[1].shape[0] == len(samples)
 
 
-@pytest.mark.parametrize("coords", [(5,), (3000,)])
-def test_draws_on_a_cpu_ignore_the_default_device(coords):
-    request = Plan(4), KEY, range(4), torch.arange(2), coords
+@pytest.mark.parametrize("examples", [torch.arange(2), None], ids=["examples", "shared"])
+@pytest.mark.parametrize("coords", [(5,), (5000,)])
+def test_draws_on_a_cpu_ignore_the_default_device(coords, examples):
+    request = Plan(4), KEY, range(4), examples, coords
     with torch.device("meta"):
         drawn = uniforms(*request, device="cpu")
     assert torch.equal(drawn, uniforms(*request))

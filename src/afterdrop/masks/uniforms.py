@@ -253,7 +253,7 @@ def _coordinates(
     Unlike a number per unit, this sum does not change when an example is padded to another length.
     """
     if examples is None:
-        examples = torch.zeros(1, dtype=torch.int64)
+        examples = torch.zeros(1, dtype=torch.int64, device=device)
     words = unit_words(key, examples.to(device)).view(-1, *[1] * len(coords))
     for dim, size in enumerate(coords):
         shape = [1] * (len(coords) + 1)
