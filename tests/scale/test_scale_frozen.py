@@ -77,7 +77,9 @@ def test_training_that_waits_for_a_frozen_rank_can_be_told_to_stop(tmp_path):
         waiting = pid_of_rank(0, launcher.pid)
         os.kill(waiting, signal.SIGTERM)
         said = next(line for line in launcher.stderr if line.startswith("afterdrop rank 0"))
-        assert "rank 0 of 2 received SIGTERM and has waited 10 s for rank 1, which may be" in said
+        assert re.search(
+            r"0 of 2 received SIGTERM and has waited \d+ s for rank 1, which may", said
+        )
         assert "The last good checkpoint is" in said and "run the same command again" in said
         wait_for_end(waiting)  # although its operation is not over
         os.kill(frozen, signal.SIGCONT)
