@@ -101,6 +101,18 @@ def is_abandoned(path: Path) -> bool:
     return True
 
 
+def remove_unlocked(path: Path) -> None:
+    """Removes a file unless a process has locked it, or this cannot be determined.
+
+    The file is locked meanwhile, so that a process that has just created it notices that it is
+    gone: it cannot take the lock, or finds no link to the file.
+    """
+    with suppress(OSError), open(path, "rb") as file:
+        if fcntl is not None:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            path.unlink()
+
+
 def _is_at(file: IO[Any], path: Path) -> bool:
     """Whether an open file is still the one at a path."""
     try:

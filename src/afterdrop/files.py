@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 
 from afterdrop import typed_records
 from afterdrop.errors import DamagedError, FileError
-from afterdrop.file_locks import is_abandoned, take
+from afterdrop.file_locks import remove_unlocked, take
 
 DIGEST = "digest"
 TEMPORARY = ".afterdrop.tmp"  # how names end that no other program gives its files
@@ -88,8 +88,7 @@ def write_atomic(path: str | Path, content: bytes) -> None:
 def remove_abandoned(folder: Path) -> None:
     """Removes temporary files in a folder whose writers have ended without removing them."""
     for path in folder.glob(f".*{TEMPORARY}"):
-        if is_abandoned(path):
-            path.unlink(missing_ok=True)
+        remove_unlocked(path)
 
 
 def _open_temporary(path: Path) -> tuple[BinaryIO, Path]:

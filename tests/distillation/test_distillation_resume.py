@@ -1,6 +1,7 @@
 """An interrupted distillation resumes with what it finished, and with nothing else."""
 
 import dataclasses
+import shutil
 import signal
 import subprocess
 import sys
@@ -79,6 +80,9 @@ def test_epochs_are_kept_until_the_result_exists(case, tmp_path, monkeypatch, pl
 
 
 def test_without_a_finished_epoch_nothing_is_kept(case, tmp_path, monkeypatch):
+    error = interrupt(case, tmp_path / "one", monkeypatch, after=1)
+    assert error.__notes__[0].startswith("1 finished epoch is kept in")
+    shutil.rmtree(tmp_path / "one")
     error = interrupt(case, tmp_path, monkeypatch, after=0)
     assert error.__notes__[0].startswith("no epoch was finished")
     assert not list(tmp_path.iterdir())

@@ -7,6 +7,7 @@ import os
 import signal
 import stat
 import tracemalloc
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from afterdrop.errors import DamagedError, FileError
-from afterdrop.file_locks import file_lock, sole_lock
+from afterdrop.file_locks import file_lock, remove_unlocked, sole_lock, take
 from afterdrop.files import read_json, sealed, write_atomic, write_json, written_atomically
 from afterdrop.tensor_files import read_note, read_tensors, write_tensors
 
@@ -215,6 +216,21 @@ def test_a_hostile_header_with_the_right_digest_is_refused(tmp_path, change):
     hostile(path, HOSTILE[change])
     with pytest.raises(DamagedError, match="is damaged, or not a file of afterdrop"):
         read_tensors(path)
+
+
+def test_a_temporary_file_is_locked_while_it_is_removed(tmp_path, monkeypatch):
+    """Otherwise a process that has just created it could take the lock in between."""
+    path, unlink = tmp_path / ".x.json.abc.afterdrop.tmp", Path.unlink
+    path.touch()
+
+    def removing(path):
+        with open(path, "rb") as file, pytest.raises(BlockingIOError):
+            take(file)
+        unlink(path)
+
+    monkeypatch.setattr(Path, "unlink", removing)
+    remove_unlocked(path)
+    assert not path.exists()
 
 
 # Permissions and file systems

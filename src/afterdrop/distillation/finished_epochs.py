@@ -113,9 +113,10 @@ class FinishedEpochs:
         if self._count is None:
             return
         if not self._count:
-            kept = "no epoch was finished, so nothing is kept: the same call begins again"
+            kept = "no epoch was finished, so nothing is kept: the same call starts over"
         else:
-            kept = f"{self._count} finished epochs are kept in {self.file}: the same call resumes"
+            what = "epoch is" if self._count == 1 else "epochs are"
+            kept = f"{self._count} finished {what} kept in {self.file}: the same call resumes"
         error.add_note(kept)
 
     def _read(self) -> tuple[dict[str, Tensor], EpochsNote]:
