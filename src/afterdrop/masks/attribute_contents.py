@@ -19,7 +19,7 @@ _SEQUENCES = frozenset({list, deque})
 _KINDS = _MAPPINGS | _SEQUENCES | {set, tuple, Tensor}  # other objects may not take them back
 _DEEPEST = 4  # nested containers, which may contain themselves
 _LARGEST = 2**20  # bytes of a tensor: counters and statistics, not data that a module refers to
-OF_TORCH = frozenset(nn.Module().__dict__)  # hooks and registered objects
+_OF_TORCH = frozenset(nn.Module().__dict__)  # hooks and registered objects
 _PLAIN = (bool, int, float, str)  # compared by value; other objects by identity
 
 
@@ -48,7 +48,7 @@ class Contents:
         known: dict[int, list[int]] = {}  # modules may share an object
         for number, names in enumerate(attributes):
             for name, value in names.items():
-                if type(value) in _KINDS and name not in OF_TORCH:
+                if type(value) in _KINDS and name not in _OF_TORCH:
                     if id(value) not in known:
                         known[id(value)] = list(self._keep(value, 0))
                     if known[id(value)]:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from afterdrop.masks.attribute_contents import OF_TORCH, Contents, differing
+from afterdrop.masks.attribute_contents import Contents, differing
 from afterdrop.masks.identity_snapshot import IdentitySnapshot
 from afterdrop.stop_request import signals_wait
 
@@ -163,10 +163,7 @@ class ModelState:
         self.modules = [module for _, module in named]
         self._names = [name for name, _ in named]
         self._attributes = IdentitySnapshot(self._now())
-        self._contents = Contents(
-            {name: value for name, value in now.items() if name not in OF_TORCH}
-            for now in self._now()
-        )
+        self._contents = Contents(self._now())
         self._tables = {table: IdentitySnapshot(self._now(table)) for table in _ALL}
         self._buffers = [
             (buffer, _version(buffer), buffer.detach().clone())
