@@ -1,6 +1,8 @@
 """Which signals stop work, and which of them count."""
 
+import os
 import signal
+import sys
 
 import pytest
 
@@ -81,6 +83,17 @@ def test_an_error_while_handlers_are_set_restores_those_of_before(arrives_at_onc
     with pytest.raises(StopSignal), signals_raise(StopSignal):
         pytest.fail("the signal is raised before")
     assert {number: signal.getsignal(number) for number in NUMBERS} == before
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it has no fork")
+@pytest.mark.parametrize("handled", [stop_request, lambda: signals_raise(StopSignal)])
+def test_a_forked_process_can_be_ended(handled):
+    with handled():
+        process = os.fork()
+        if process == 0:
+            signal.raise_signal(signal.SIGTERM)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == -signal.SIGTERM
 
 
 def test_signals_that_the_process_ignores_stay_ignored():

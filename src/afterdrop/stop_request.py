@@ -231,13 +231,18 @@ def _handled(
         yield False
         return
     before: dict[signal.Signals, Any] = {}
+    process = os.getpid()
 
     def restore() -> None:
         for number, handler in before.items():
             signal.signal(number, handler)
 
     def handler(number: int, frame: FrameType | None) -> None:
-        handle(number, restore)
+        if os.getpid() == process:
+            handle(number, restore)
+        else:  # a forked process inherits handlers, and has nothing to save
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
 
     try:
         for number in numbers:
