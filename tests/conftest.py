@@ -45,7 +45,7 @@ def _seeded():
 
 
 @pytest.fixture
-def heeded_signals() -> Iterator[None]:
+def default_signals() -> Iterator[None]:
     """Signals with their default effect, also where nohup or a script makes the suite ignore them.
 
     Processes that a test starts inherit what is ignored.

@@ -9,7 +9,7 @@ import pytest
 from afterdrop import stop_request as module
 from afterdrop.stop_request import NUMBERS, StopSignal, signals_raise, stop_request
 
-pytestmark = pytest.mark.usefixtures("heeded_signals")
+pytestmark = pytest.mark.usefixtures("default_signals")
 
 
 @pytest.mark.parametrize("number", NUMBERS)

@@ -188,7 +188,7 @@ def test_only_the_weights_that_a_member_was_chosen_for_are_tested(folder, capsys
 
 
 @pytest.mark.subprocess
-@pytest.mark.usefixtures("heeded_signals")
+@pytest.mark.usefixtures("default_signals")
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupted_training_stops_what_follows_it(folder, number, status):
     command = [sys.executable, "-m", "afterdrop", "train", "pydoc-small", "--out", "run"]
@@ -202,7 +202,7 @@ def test_an_interrupted_training_stops_what_follows_it(folder, number, status):
 
 
 @pytest.mark.subprocess
-@pytest.mark.usefixtures("heeded_signals")
+@pytest.mark.usefixtures("default_signals")
 @pytest.mark.skipif(sys.platform == "win32", reason="it has neither pty nor SIGHUP")
 @pytest.mark.parametrize("options", [[], ["--quiet"]], ids=["bar", "quiet"])
 def test_a_training_whose_terminal_is_closed_saves_and_ends_with_its_status(folder, options):
@@ -229,7 +229,7 @@ def wait_for(path, process):
 
 
 @pytest.mark.subprocess
-@pytest.mark.usefixtures("heeded_signals")
+@pytest.mark.usefixtures("default_signals")
 @pytest.mark.parametrize(
     ("numbers", "batch", "status"),
     [
@@ -447,7 +447,7 @@ def test_a_foreign_choice_file_is_refused(folder, capsys):
 
 
 @pytest.mark.subprocess
-@pytest.mark.usefixtures("heeded_signals")
+@pytest.mark.usefixtures("default_signals")
 def test_an_interrupted_evaluation_goes_on_and_ends_with_the_same_bytes(folder, capsys):
     arguments = ["evaluate", "mine:load_model", "mine:held_batches", "--num-samples", "4"]
     Path("hold-2").touch()
