@@ -153,7 +153,7 @@ def signals_raise(
 
 @contextmanager
 def signals_wait() -> Iterator[None]:
-    """Makes a signal wait for the end of what must be done as a whole, such as writing a part.
+    """Makes a signal wait for the end of what must be done as a whole, such as restoring a model.
 
     Example:
         >>> try:

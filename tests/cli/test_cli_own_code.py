@@ -5,7 +5,6 @@ import sys
 import pytest
 
 from afterdrop.cli import main
-from afterdrop.cli.resolve import UserCodeError
 
 DATA = "digits:valid_batches"
 
@@ -23,18 +22,53 @@ def write(tmp_path, monkeypatch):
     return write
 
 
-@pytest.mark.parametrize(
-    "content",
-    [
-        'open("weights.pt")\n',  # while it is imported, and while it is called
-        'def load_model():\n    open("weights.pt")\n',
-    ],
-)
+MODEL = """
+from torch import nn
+
+def load_model():
+    return nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
+"""
+MISSING = {
+    "while it is imported": 'open("weights.pt")\n',
+    "while it is called": 'def load_model():\n    open("weights.pt")\n',
+    "in a forward pass": MODEL.replace("nn.Flatten()", "Reading()")
+    + """
+class Reading(nn.Flatten):
+    def forward(self, x):
+        open("weights.pt")
+""",
+}
+
+
+@pytest.mark.parametrize("content", MISSING.values(), ids=MISSING)
 def test_a_file_that_the_users_code_does_not_find_has_a_traceback(write, content):
     write("mine", content)
-    with pytest.raises(UserCodeError, match=r"mine:load_model raised FileNotFoundError") as caught:
-        main(["sites", "mine:load_model", DATA])
-    assert isinstance(caught.value.__cause__, FileNotFoundError)
+    with pytest.raises(FileNotFoundError, match=r"weights\.pt"):
+        main(["sites", "mine:load_model", "builtin:digits"])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("error", [FileNotFoundError, BrokenPipeError])
+def test_what_the_users_data_raise_has_a_traceback(write, workers, error):
+    loader = f"""
+import torch
+
+class Images(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, number):
+        if number < 6:
+            return torch.zeros(8, 8), 0
+        raise {error.__name__}("image-6.png")
+
+def valid_batches():
+    return torch.utils.data.DataLoader(Images(), batch_size=2, num_workers={workers})
+"""
+    write("mine", MODEL + loader)
+    with pytest.raises(error, match=r"image-6\.png") as caught:
+        main(["evaluate", "mine:load_model", "mine:valid_batches", "--out", "run", "--quiet"])
+    assert "the same command" in caught.value.__notes__[0]
 
 
 def test_a_module_that_misses_a_package_has_a_traceback(write):

@@ -23,6 +23,7 @@ from afterdrop.cli.options import checked
 from afterdrop.cli.predict import predict
 from afterdrop.cli.report import report
 from afterdrop.cli.reproduce import reproduce
+from afterdrop.cli.resolve import is_of_user_code
 from afterdrop.cli.sample import sample
 from afterdrop.cli.score import score
 from afterdrop.cli.select import select
@@ -144,12 +145,14 @@ def _run(arguments: Sequence[str] | None) -> int:
         # One parser per verb: with subcommands, tyro would print the full help of every verb.
         status = tyro.cli(checked(VERBS[verb]), prog=f"afterdrop {verb}", args=rest, config=_FLAGS)
         sys.stdout.flush()
-    except BrokenPipeError:  # the reader of the output has closed the pipe, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 141
     except StoppedElsewhere:  # rank 0 prints the reason
         return 2
     except (AfterdropError, OSError) as error:  # OSError: a path that cannot be used, a full disk
+        if not isinstance(error, AfterdropError) and is_of_user_code(error):
+            raise
+        if isinstance(error, BrokenPipeError):  # the reader of the output is gone, as of `| head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 141
         name = f"afterdrop rank {os.environ['RANK']}" if launched() else "afterdrop"
         print(f"{name}: {one_line(error)}", file=sys.stderr)
         return 2

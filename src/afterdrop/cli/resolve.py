@@ -2,30 +2,24 @@
 
 import importlib
 import sys
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
+from traceback import walk_tb
 from typing import Any
 
 from torch import nn
 
 from afterdrop.data import batches, load_images
-from afterdrop.errors import AfterdropError, DataError
+from afterdrop.errors import DataError
+
+# Modules whose errors are shown with a traceback. A DataLoader runs the user's code elsewhere.
+_OF_THE_USER = {"torch.utils.data"}
 
 
-class UserCodeError(RuntimeError):
-    """An OSError in the user's own code, which the command line shows with its traceback."""
-
-
-@contextmanager
-def _user_code(path: str) -> Iterator[None]:
-    """Keeps errors of the user's files apart from those of paths on the command line."""
-    try:
-        yield
-    except AfterdropError:
-        raise
-    except OSError as error:
-        raise UserCodeError(f"{path} raised {type(error).__name__}: {error}") from error
+def is_of_user_code(error: BaseException) -> bool:
+    """Whether an error came through the user's own code, and is not about the command line."""
+    modules = (frame.f_globals.get("__name__", "") for frame, _ in walk_tb(error.__traceback__))
+    return any(f"{name}.".startswith(tuple(f"{m}." for m in _OF_THE_USER)) for name in modules)
 
 
 def resolve(path: str, what: str) -> Any:
@@ -33,7 +27,6 @@ def resolve(path: str, what: str) -> Any:
 
     Raises:
         DataError: If the module or the name does not exist.
-        UserCodeError: If the module raises an OSError.
     """
     module, _, name = path.partition(":")
     if not module or not name or not all(part.isidentifier() for part in module.split(".")):
@@ -44,12 +37,12 @@ def resolve(path: str, what: str) -> Any:
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    with _user_code(path):
-        found = _imported(module, f"{what}={path!r}")
-        for part in name.split("."):
-            if not hasattr(found, part):
-                raise DataError(f"{what}={path!r}: module {module} has no {name!r}")
-            found = getattr(found, part)
+    _OF_THE_USER.add(module.partition(".")[0])
+    found = _imported(module, f"{what}={path!r}")
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise DataError(f"{what}={path!r}: module {module} has no {name!r}")
+        found = getattr(found, part)
     return found
 
 
@@ -62,17 +55,14 @@ def _imported(module: str, given: str) -> Any:
         raise DataError(f"{given}: {error}; run the command in its folder") from error
 
 
-def _made(found: Any, path: str) -> Any:
+def _made(found: Any) -> Any:
     """What a function of the user returns; any other object as it is."""
-    if not callable(found) or isinstance(found, nn.Module):
-        return found
-    with _user_code(path):
-        return found()
+    return found() if callable(found) and not isinstance(found, nn.Module) else found
 
 
 def resolve_model(path: str) -> nn.Module:
     """Imports a model: a module, or a function without arguments that returns one."""
-    model = _made(resolve(path, "model"), path)
+    model = _made(resolve(path, "model"))
     if not isinstance(model, nn.Module):
         raise DataError(f"model={path!r} is a {type(model).__name__}, not a torch.nn.Module")
     return model
@@ -85,4 +75,4 @@ def resolve_batches(path: str, split: str) -> Iterable[Any]:
         if chosen is None:
             raise DataError(f"{path} has the splits train, valid and test, not {split!r}")
         return batches(chosen.images, chosen.labels, 128)
-    return _made(resolve(path, "data"), path)
+    return _made(resolve(path, "data"))
