@@ -4,6 +4,7 @@ import contextlib
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import torch
 import tyro
 from tyro.conf import Positional
 
@@ -22,7 +23,7 @@ from afterdrop.cli.torchrun import shared_evaluation, speaks
 from afterdrop.errors import DataError
 from afterdrop.evaluation import evaluate_samples
 from afterdrop.evaluation.batches import Source
-from afterdrop.evaluation.loop import Execution, run_evaluation
+from afterdrop.evaluation.loop import Execution, coarsest, run_evaluation
 from afterdrop.evaluation.request import (
     Adaptive,
     Request,
@@ -297,7 +298,7 @@ def _kept_of_model(
         read, source = resolve_batches(batches, request.split), Source(batch_size)
         return run_evaluation(own, read, asked, Execution(), source=source)
 
-    return run.kept_scores(request, fingerprint(own), again)
+    return run.kept_scores(request, fingerprint(own), again, coarsest(own, torch.float32))
 
 
 def _evaluate_files(samples: tuple[Path, ...], targets: str, **options: Any) -> Scores:

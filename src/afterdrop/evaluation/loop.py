@@ -130,7 +130,7 @@ def run_evaluation(
         found = first_output(model, first, request, reading)
         protocol = first_protocol(model, first, request, reading, sites, found)
         kept = execution.resume is not None
-        outputs = summary(found, _coarsest(model, found)) if kept else None
+        outputs = summary(found, coarsest(model, found.dtype)) if kept else None
         del found  # it may be large, and the memory for chunks is what is free
         if execution.ranks.count > 1:
             protocol = agree(protocol, execution.ranks)
@@ -317,10 +317,10 @@ def first_output(
     return logits
 
 
-def _coarsest(model: nn.Module, logits: Tensor) -> torch.dtype:
-    """The floating-point dtype with the fewest digits among the weights and the logits."""
+def coarsest(model: nn.Module, dtype: torch.dtype) -> torch.dtype:
+    """The floating-point dtype with the fewest digits among the weights and another one."""
     kinds = {weight.dtype for weight in model.parameters() if weight.is_floating_point()}
-    return max(kinds | {logits.dtype}, key=lambda kind: torch.finfo(kind).eps)
+    return max(kinds | {dtype}, key=lambda kind: torch.finfo(kind).eps)
 
 
 def first_protocol(

@@ -29,7 +29,7 @@ from afterdrop.train.folder import RunFolder
 from afterdrop.train.load_run import Which, kept_fingerprint
 
 IMAGES_PER_BATCH = 500
-_ROUNDING = {"rtol": 1e-4, "atol": 1e-5}  # of results of the same model on another day
+_ROUNDINGS = 1000  # units in the last place by which results of the same model may differ
 _BOTH: tuple[Which, ...] = ("best", "last")
 
 
@@ -204,6 +204,7 @@ class Run:
         request: Request,
         weights: str | None,
         again: Callable[[Request], Scores] | None = None,
+        dtype: torch.dtype = torch.float32,
     ) -> Scores:
         """The scores of a request's split, if they are of that request and of these weights.
 
@@ -212,6 +213,7 @@ class Run:
             weights: The fingerprint of the model.
             again: Evaluates the user's own model, whose data and code may be others than they were:
                 it is asked for the deterministic member, which must have the same results.
+            dtype: The coarsest that this model computes with.
 
         Raises:
             FileError: If they are of another evaluation, or damaged.
@@ -230,7 +232,7 @@ class Run:
                 adaptive=None,
                 temperatures=(scores.protocol.low, scores.protocol.high),
             )
-            if not _agree(again(plain), scores):
+            if not _agree(again(plain), scores, dtype):
                 raise FileError(
                     f"{path} exists and is of other data, or of a model with other code; "
                     "--overwrite replaces it, another --out or --split keeps it"
@@ -364,12 +366,14 @@ class Run:
         return run_evaluation(loaded.model, data, request, execution)
 
 
-def _agree(now: Scores, kept: Scores) -> bool:
+def _agree(now: Scores, kept: Scores, dtype: torch.dtype) -> bool:
     """Whether all results of an evaluation are among those of another one, up to rounding."""
+    epsilon = torch.finfo(dtype).eps
+    rounding = min(_ROUNDINGS * epsilon, epsilon**0.5)
     for name, tensor in now.tensors.items():
         other = kept.tensors.get(name)
-        if other is None or (other.shape, other.dtype) != (tensor.shape, tensor.dtype):
+        if other is None or other.shape != tensor.shape:
             return False
-        if not torch.allclose(tensor, other, equal_nan=True, **_ROUNDING):
+        if not torch.allclose(tensor, other, rtol=rounding, atol=rounding, equal_nan=True):
             return False
     return True
