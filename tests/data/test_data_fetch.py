@@ -1,9 +1,12 @@
 """`fetch` against a real server that truncates, corrupts, ignores Range, refuses and stalls."""
 
 import contextlib
+import errno
 import gzip
 import hashlib
+import http.client
 import io
+import ssl
 import threading
 import tracemalloc
 import zipfile
@@ -23,6 +26,20 @@ PLAIN = bytes(range(256)) * 2_000
 EXPECTED = Expected(len(PLAIN), f"sha256:{hashlib.sha256(PLAIN).hexdigest()}")
 PACKED = gzip.compress(PLAIN, compresslevel=0)
 QUICK = Patience(timeout=0.3, retries=3, backoff=0.01)
+
+
+# What comes before and after a body, and of what there is no end.
+_FLOODS = {
+    "body of a redirect": (b"302 Found\nLocation: /data.gz\n\n", b"x" * (1 << 16)),
+    "intermediate answers": (b"100 Continue\n\n", b"HTTP/1.1 100 Continue\r\n\r\n" * 1000),
+    "trailers": (
+        b"200 OK\nTransfer-Encoding: chunked\n\n1\nx\n0\n",
+        b"Name: value\r\n" * 1000,
+    ),
+    "slow redirect": (b"302 Found\nLocation: /data.gz\n\n", b"x"),
+    "slow header": (b"200 OK\nName: ", b"x"),
+    "slow chunk size": (b"200 OK\nTransfer-Encoding: chunked\n\n1;", b"x"),
+}
 
 
 class Server(ThreadingHTTPServer):
@@ -59,7 +76,14 @@ class Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
+        if misdeed in _FLOODS:
+            head, chunk = _FLOODS[misdeed]
+            self.wfile.write(b"HTTP/1.1 " + head.replace(b"\n", b"\r\n"))
+            self._flood(chunk)
+            return
         if misdeed in ("endless", "trickle"):
+            self.send_response(200)
+            self.end_headers()
             self._flood(b"x" if misdeed == "trickle" else b"x" * (1 << 16))
             return
         start = int(wanted.removeprefix("bytes=").rstrip("-")) if wanted else 0
@@ -88,8 +112,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def _flood(self, chunk: bytes) -> None:
         """Sends for ever, or until the client hangs up."""
-        self.send_response(200)
-        self.end_headers()
         with contextlib.suppress(OSError):
             while not self.server.closing.wait(0.02 if len(chunk) == 1 else 0):
                 self.wfile.write(chunk)
@@ -148,6 +170,31 @@ def test_a_body_that_trickles_ends_at_the_total_time(toy: Server, tmp_path: Path
     assert len(toy.ranges) == 1
 
 
+@pytest.mark.parametrize("misdeed", [*_FLOODS])
+def test_whatever_surrounds_a_body_is_limited_too(toy: Server, tmp_path: Path, misdeed: str):
+    toy.misdeeds = [misdeed] * 9
+    slow = misdeed.startswith("slow")
+    patience = Patience(timeout=5, retries=0, total=0.5 if slow else 60)
+    why = "took longer than the total time" if slow else "sends more than .* bytes, the limit"
+    with pytest.raises(FileError, match=why):
+        fetch("toy", tmp_path, patience=patience, progress=False)
+
+
+def test_a_connection_that_fails_in_any_way_is_tried_again(
+    toy: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    errors = [OSError(errno.EHOSTUNREACH, "No route to host"), ssl.SSLError("bad record mac")]
+    read = http.client.HTTPResponse.read1
+
+    def failing(response: http.client.HTTPResponse, size: int = -1) -> bytes:
+        if errors:
+            raise errors.pop()
+        return read(response, size)
+
+    monkeypatch.setattr(http.client.HTTPResponse, "read1", failing)
+    assert quick(tmp_path)[0].read_bytes() == PACKED
+
+
 @pytest.mark.parametrize(
     ("address", "why"),
     [
@@ -182,6 +229,24 @@ def test_a_bomb_is_not_unpacked(toy: Server, tmp_path: Path):
     toy.files["data.gz"] = gzip.compress(bytes(100 * len(PLAIN)))
     tracemalloc.start()
     with pytest.raises(FileError, match=r"more than 512,000 bytes uncompressed"):
+        quick(tmp_path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 10 * len(PLAIN)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_an_archive_that_only_unpacks_as_a_whole_is_refused(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: int
+):
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", method) as archive:
+        archive.writestr("data", bytes(200 * len(PLAIN)))
+    server.files["data.zip"] = packed.getvalue()
+    item = Download("data.zip", (server.url,), (("data", EXPECTED),))
+    monkeypatch.setitem(DOWNLOADS, "toy", (item,))
+    tracemalloc.start()
+    with pytest.raises(FileError, match="compressed in another way than by deflate"):
         quick(tmp_path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

@@ -2,23 +2,22 @@
 
 The bytes received so far are kept beside the target as `NAME.part`. A dropped, stalled or truncated
 transfer is resumed with a Range request; if the server ignores Range, it starts over. The target
-itself appears only after its content has passed the check. What a server may do is limited: the
-number of bytes, the total time, and redirects to http and https addresses.
+itself appears only after its content has passed the check. What a server may do is limited
+(`limited_web.py`).
 """
 
 import http.client
 import os
 import time
 import urllib.error
-import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NoReturn, TypeVar
-from urllib.parse import urlsplit
+from typing import BinaryIO, NoReturn, TypeVar
 
 from tqdm import tqdm
 
+from afterdrop.data.limited_web import Limits, Refused, TooLarge, Unfinished, open_address
 from afterdrop.errors import FileError
 
 Result = TypeVar("Result")
@@ -26,7 +25,6 @@ _CHUNK = 1 << 16
 # Some hosts of public data refuse urllib's default user agent.
 _AGENT = "Mozilla/5.0 (compatible; afterdrop)"
 _LONGEST_WAIT = 30.0
-_SCHEMES = ("http", "https")
 # Temporary conditions: time-outs, too many requests, errors of the server.
 _TEMPORARY = {408, 425, 429, 500, 502, 503, 504}
 
@@ -50,43 +48,6 @@ class Patience:
     def wait(self, attempt: int) -> None:
         """Sleeps before the retry after `attempt` (from 0)."""
         time.sleep(min(self.backoff * 2**attempt, _LONGEST_WAIT))
-
-
-class _Unfinished(Exception):
-    """A transfer that ended early; the next attempt may finish it."""
-
-
-class _Refused(Exception):
-    """An address that will never give the file."""
-
-
-class _TooLarge(_Refused):
-    """An address that sends more bytes than the file can have."""
-
-
-class _WebRedirects(urllib.request.HTTPRedirectHandler):
-    """Follows redirects to http and https addresses only."""
-
-    def redirect_request(self, *arguments: Any) -> urllib.request.Request | None:
-        address = arguments[-1]
-        if urlsplit(address).scheme not in _SCHEMES:
-            raise _Refused(f"redirects to {address!r:.80}, which is not an http or https address")
-        return super().redirect_request(*arguments)
-
-
-@dataclass(frozen=True)
-class _Limits:
-    """Where a transfer ends at the latest: bytes of the file, and time on the monotonic clock."""
-
-    size: int
-    deadline: float
-
-    def check(self, have: int) -> None:
-        """Raises `_TooLarge` or `_Unfinished` beyond the limits."""
-        if have > self.size:
-            raise _TooLarge(f"sends more than {self.size:,} bytes, the limit for this file")
-        if time.monotonic() > self.deadline:
-            raise _Unfinished("took longer than the total time for this file")
 
 
 def download(
@@ -116,20 +77,20 @@ def download(
     """
     remaining = list(urls)
     reasons: dict[str, str] = {}
-    limits = _Limits(largest, time.monotonic() + patience.total)
+    limits = Limits(largest, time.monotonic() + patience.total)
     for attempt in range(patience.retries + 1):
         url = remaining[attempt % len(remaining)]
         try:
             _transfer(url, part, patience.timeout, progress, limits)
-        except _Refused as error:
+        except Refused as error:
             reasons[url] = str(error)
             remaining.remove(url)
-            if isinstance(error, _TooLarge):
+            if isinstance(error, TooLarge):
                 part.unlink(missing_ok=True)  # its bytes are not those of the file
             if not remaining:
                 break
             continue
-        except _Unfinished as error:
+        except Unfinished as error:
             reasons[url] = str(error)
             if time.monotonic() > limits.deadline:
                 break
@@ -149,20 +110,16 @@ def download(
     )
 
 
-def _transfer(url: str, part: Path, timeout: float, progress: bool, limits: _Limits) -> None:
-    """Appends what is missing to `part`, or raises `_Unfinished` or `_Refused`."""
+def _transfer(url: str, part: Path, timeout: float, progress: bool, limits: Limits) -> None:
+    """Appends what is missing to `part`, or raises `Unfinished` or `Refused`."""
     have = part.lstat().st_size if os.path.lexists(part) else 0
     headers = {"User-Agent": _AGENT} | ({"Range": f"bytes={have}-"} if have else {})
     try:
-        if urlsplit(url).scheme not in _SCHEMES:
-            raise _Refused("is not an http or https address")
-        request = urllib.request.Request(url, headers=headers)
-        opener = urllib.request.build_opener(_WebRedirects)
-        with opener.open(request, timeout=timeout) as response:
+        with open_address(url, headers, timeout, limits) as response:
             if response.status != http.client.PARTIAL_CONTENT:
                 have = 0  # the server ignored the range and sends everything
             elif _first_byte(response) != have:
-                raise _Unfinished("answered with another range than asked")
+                raise Unfinished("answered with another range than asked")
             total = None if response.length is None else have + response.length
             limits.check(total or 0)
             _append(response, part, have, total, progress, limits)
@@ -170,15 +127,17 @@ def _transfer(url: str, part: Path, timeout: float, progress: bool, limits: _Lim
         if error.code == http.client.REQUESTED_RANGE_NOT_SATISFIABLE and have:
             _settle_range(error, part, have)
         elif error.code in _TEMPORARY:
-            raise _Unfinished(f"HTTP {error.code} {error.reason}") from error
+            raise Unfinished(f"HTTP {error.code} {error.reason}") from error
         else:
-            raise _Refused(f"HTTP {error.code} {error.reason}") from error
+            raise Refused(f"HTTP {error.code} {error.reason}") from error
     except TimeoutError as error:
-        raise _Unfinished(f"no byte for {timeout:g} s") from error
-    except (http.client.HTTPException, ConnectionError, urllib.error.URLError) as error:
-        raise _Unfinished(str(error) or type(error).__name__) from error
+        raise Unfinished(f"no byte for {timeout:g} s") from error
+    except FileError:  # of the disk, not of the connection
+        raise
+    except (http.client.HTTPException, OSError) as error:
+        raise Unfinished(str(error) or type(error).__name__) from error
     except ValueError as error:  # an address, or one that is redirected to, is malformed
-        raise _Refused(f"is or redirects to a malformed address ({error})") from error
+        raise Refused(f"is or redirects to a malformed address ({error})") from error
 
 
 def _append(
@@ -187,7 +146,7 @@ def _append(
     have: int,
     total: int | None,
     progress: bool,
-    limits: _Limits,
+    limits: Limits,
 ) -> None:
     with _open_part(part, have) as file, _bar(part, have, total, progress) as bar:
         # read1 returns what has arrived, so that a stalled connection loses nothing.
@@ -201,7 +160,7 @@ def _append(
             have += len(chunk)
             bar.update(len(chunk))
     if total is not None and have < total:
-        raise _Unfinished(f"ended after {have:,} of {total:,} bytes")
+        raise Unfinished(f"ended after {have:,} of {total:,} bytes")
 
 
 def _bar(part: Path, have: int, total: int | None, progress: bool) -> "tqdm[NoReturn]":
@@ -239,4 +198,4 @@ def _settle_range(error: urllib.error.HTTPError, part: Path, have: int) -> None:
     total = error.headers.get("Content-Range", "").rpartition("/")[2]
     if total != str(have):
         part.unlink()
-        raise _Unfinished("the part kept from before does not fit; starting over") from error
+        raise Unfinished("the part kept from before does not fit; starting over") from error

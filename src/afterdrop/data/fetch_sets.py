@@ -1,7 +1,6 @@
 """Downloads published sets on request. Nothing else in afterdrop opens a network connection."""
 
 import io
-import lzma
 import zipfile
 import zlib
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ _ARCHIVE_ERRORS = (
     OSError,
     RuntimeError,
     ValueError,
-    lzma.LZMAError,
     zipfile.BadZipFile,
     zlib.error,
 )
@@ -178,10 +176,13 @@ def _member(raw: bytes, name: str, expected: Expected) -> bytes:
     """A member of a zip archive in any folder; reads at most one byte more than expected."""
     try:
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
-            paths = [path for path in archive.namelist() if path.rpartition("/")[2] == name]
-            if not paths:
+            found = [i for i in archive.infolist() if i.filename.rpartition("/")[2] == name]
+            if not found:
                 raise FileError(f"the archive has no {name}; is it another version?")
-            with archive.open(paths[0]) as member:
+            # Of other compressions, the library unpacks more than was asked for.
+            if found[0].compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
+                raise zipfile.BadZipFile(f"{name} is compressed in another way than by deflate")
+            with archive.open(found[0]) as member:
                 return member.read(expected.size + 1)
     except FileError:
         raise
