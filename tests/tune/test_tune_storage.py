@@ -1,15 +1,21 @@
 """Storages that are away for a while, and journals that lost lines."""
 
+import subprocess
 import threading
+from dataclasses import replace
 
 import pytest
 from postgres import Server
 
+from afterdrop import train
 from afterdrop.tune import optuna_backend, storage_retries
 from afterdrop.tune.checks import TuneError
 from afterdrop.tune.journal_file import JournalFile
 from afterdrop.tune.optuna_backend import Backend
+from afterdrop.tune.search_space import apply_point
 from afterdrop.tune.storage_retries import StorageAway, no_retries, retried
+from afterdrop.tune.study_runner import join_study, run_study
+from afterdrop.tune.trial_ledger import Ledger
 
 
 @pytest.fixture
@@ -144,12 +150,47 @@ def test_an_incomplete_last_line_is_dropped_by_the_next_writer(journal):
         lambda lines: [*lines[:2], b"[1]\n", *lines[3:]],
         lambda lines: [*lines[:2], lines[2].replace(b": 2", b": 7", 1), *lines[3:]],
         lambda lines: [*lines[:2], b"\xff\xfe\n", *lines[3:]],
+        lambda lines: [*lines[:2], lines[1], *lines[2:]],
+        lambda lines: [*lines[:2], lines[3], lines[2], lines[4]],
     ],
 )
 def test_lost_and_changed_lines_are_named_with_the_way_on(journal, change):
     lines = journal.path.read_bytes().splitlines(keepends=True)
     journal.path.write_bytes(b"".join(change(lines)))
-    with pytest.raises(TuneError, match=r"line 3 of .*journal\.log.*\(head -n 2\)"):
+    with pytest.raises(TuneError, match=r"line 3 of .*journal\.log.*: head -n 2 ") as caught:
         read(journal.path)
-    journal.path.write_bytes(b"".join(lines[:2]))
+    subprocess.run(str(caught.value).rpartition("goes on: ")[2], shell=True, check=True)
     assert read(journal.path) == [0, 1]
+
+
+def test_a_journal_that_shrinks_while_it_is_used_is_not_written_to(journal):
+    assert [log["op_code"] for log in journal.read_logs(0)] == list(range(5))
+    lines = journal.path.read_bytes().splitlines(keepends=True)
+    journal.path.write_bytes(b"".join(lines[:2]))
+    for use in (lambda: list(journal.read_logs(5)), lambda: journal.append_logs([{"op_code": 5}])):
+        with pytest.raises(TuneError, match=r"journal\.log lost lines .*same command again"):
+            use()
+    assert read(journal.path) == [0, 1]
+
+
+def test_a_journal_that_does_not_know_a_trial_finds_another_folder_for_its_number(
+    tmp_path, settings
+):
+    # A worker is killed in its second trial, and the lines of that trial are lost.
+    folder = tmp_path / "study"
+    backend = Backend(folder, None, "study")
+    join_study(backend, settings)
+    ledger = Ledger(backend, settings, "killed")
+    ledger.complete(ledger.take(3), 1.0)
+    kept = backend.folder.joinpath("journal.log").read_bytes()
+    point = replace(ledger.take(3), point=settings.space.point([0.5] * len(settings.space)))
+    train.run(
+        apply_point(settings.config, point.point),
+        folder / "trials" / f"{point.number:04d}",
+        device="cpu",
+        progress=False,
+    )
+    backend.folder.joinpath("journal.log").write_bytes(kept)
+    result = run_study(settings, folder, trials=3, reruns=0, devices=["cpu"], quiet=True)
+    assert [row.state for row in result.trials] == ["complete"] * 3
+    assert (folder / "trials" / "0001-1").is_dir()

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 from afterdrop.errors import DamagedError
 from afterdrop.file_locks import file_lock
 from afterdrop.files import DIGEST, check_seal, parse_json, sealed
+from afterdrop.plain_text import shell_word
 from afterdrop.tune.checks import TuneError
 
 _LINE = "line"
@@ -69,6 +70,11 @@ class JournalFile:
     def _lines(self, file: BinaryIO, first: int) -> Iterator[tuple[int, bytes, int]]:
         """Number and content of the complete lines from `first` on, and where each ends."""
         number, end = self._known if self._known[0] <= first else (0, 0)
+        if os.fstat(file.fileno()).st_size < end:
+            raise TuneError(
+                f"the journal {self.path} lost lines while the study was running; run the same "
+                "command again, which goes on from those that are left, or restore a copy first"
+            )
         file.seek(end)
         for line in file:
             if not line.endswith(b"\n"):
@@ -86,11 +92,13 @@ class JournalFile:
                 raise DamagedError(f"{source} is not an operation of a study")
             check_seal(source, record)
             if record.get(_LINE) != number:
-                raise DamagedError(f"lines before {source} are missing")
+                raise DamagedError(f"{source} is not where it was written")
         except DamagedError as error:
+            kept = shell_word(self.path.with_suffix(".kept"))
+            path = shell_word(self.path)
             raise TuneError(
                 f"the journal is damaged: {error}. Restore a copy of it; or keep its first "
-                f"{number} lines (head -n {number}), from which the same command goes on; or start "
-                "a study in another folder."
+                f"{number} lines, from which the same command goes on: "
+                f"head -n {number} {path} > {kept} && mv {kept} {path}"
             ) from error
         return {name: value for name, value in record.items() if name not in (_LINE, DIGEST)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +69,7 @@ def run_trial(job: TrialJob, ledger: Ledger, trial: Trial) -> str | None:
 
 
 def _train(job: TrialJob, ledger: Ledger, trial: Trial) -> TrainResult:
-    folder = _free_folder(job.folder, trial)
+    folder = _free_folder(job, trial)
     watch = _Watch(job, ledger, trial)
     for line in RunFolder(folder).read_metrics():  # from an earlier attempt
         watch.report(line)
@@ -157,15 +158,22 @@ def _failed(ledger: Ledger, trial: Trial, reason: str) -> str:
     return f"failed: {reason}"
 
 
-def _free_folder(folder: Path, trial: Trial) -> Path:
-    """The folder, or another one if it cannot be resumed from.
+def _free_folder(job: TrialJob, trial: Trial) -> Path:
+    """The folder of the job, or the first of others beside it that this training can use."""
+    name, numbers = job.folder.name, itertools.count(trial.number)
+    others = (job.folder.with_name(f"{name}-{number}") for number in numbers)
+    return next(p for p in itertools.chain([job.folder], others) if _is_usable(p, job.config))
 
-    A worker that lost the trial may still be training there; or the trial had ended and removed its
-    last checkpoint, which a journal that lost lines does not know any more.
+
+def _is_usable(folder: Path, config: TrainConfig) -> bool:
+    """Whether a training can begin in a folder or resume from it.
+
+    A worker that lost the trial may still be training there. Or a journal that lost lines does not
+    know any more that the trial had ended and removed its last checkpoint, or that another point
+    had the number of the trial.
     """
-    other = folder.with_name(f"{folder.name}-{trial.number}")
     try:
         with locked(folder) as run:
-            return other if run.best.exists() and not run.last.exists() else folder
+            return not run.check(config, "auto") or run.last.exists() or not run.best.exists()
     except TrainError:
-        return other
+        return False
