@@ -1,5 +1,6 @@
 """Storages that are away for a while, and journals that lost lines."""
 
+import contextlib
 import subprocess
 import threading
 from dataclasses import replace
@@ -8,14 +9,16 @@ import pytest
 from postgres import Server
 
 from afterdrop import train
-from afterdrop.tune import optuna_backend, storage_retries
+from afterdrop.tune import optuna_backend, storage_retries, trial_ledger
 from afterdrop.tune.checks import TuneError
 from afterdrop.tune.journal_file import JournalFile
+from afterdrop.tune.next_point import propose
 from afterdrop.tune.optuna_backend import Backend
 from afterdrop.tune.search_space import apply_point
 from afterdrop.tune.storage_retries import StorageAway, no_retries, retried
 from afterdrop.tune.study_runner import join_study, run_study
 from afterdrop.tune.trial_ledger import Ledger
+from afterdrop.tune.worker import Workplace
 
 
 @pytest.fixture
@@ -194,3 +197,91 @@ def test_a_journal_that_does_not_know_a_trial_finds_another_folder_for_its_numbe
     result = run_study(settings, folder, trials=3, reruns=0, devices=["cpu"], quiet=True)
     assert [row.state for row in result.trials] == ["complete"] * 3
     assert (folder / "trials" / "0001-1").is_dir()
+
+
+# Outages in the middle of an operation
+
+
+def test_a_trial_whose_parameters_were_not_all_written_keeps_its_point(
+    tmp_path, settings, monkeypatch
+):
+    backend = Backend(tmp_path, None, "s")
+    ledger = Ledger(backend, settings, "killed", lease=0.0)
+    expected = [propose(settings, [])]
+    written = []
+    write = backend._storage.set_trial_param
+
+    def killed_at_the_third(*arguments):
+        written.append(arguments)
+        if len(written) == 3:
+            raise KeyboardInterrupt
+        write(*arguments)
+
+    monkeypatch.setattr(backend._storage, "set_trial_param", killed_at_the_third)
+    with pytest.raises(KeyboardInterrupt):
+        ledger.take(9)
+    monkeypatch.undo()
+    again = Ledger(Backend(tmp_path, None, "s"), settings, "next", lease=0.0)
+    assert again.backend.trials()[0].point == expected[0]
+    again.take(9)  # sees the other one for the first time
+    retry = again.take(9)
+    assert retry.notes["retry_of"] == 0 and retry.point == expected[0]
+
+
+@pytest.mark.database
+def test_a_restart_of_the_server_while_a_point_is_proposed_gives_it_once(
+    tmp_path, name, postgres_server: Server, settings, monkeypatch, capsys
+):
+    one, other = (
+        Ledger(Backend(tmp_path, postgres_server.url, name), settings, worker) for worker in "ab"
+    )
+
+    def slow(*arguments):
+        monkeypatch.undo()
+        postgres_server.stop()
+        postgres_server.start()
+        other.take(9)  # the lock of `one` is gone
+        return propose(*arguments)
+
+    monkeypatch.setattr(trial_ledger, "propose", slow)
+    one.take(9)
+    points = [row.point for row in one.backend.trials()]
+    assert len(points) == 2 and points[0] != points[1]
+    assert capsys.readouterr().err.count("is away") == 1
+
+
+def test_a_storage_that_is_away_when_a_worker_opens_it_is_tried_again(
+    tmp_path, monkeypatch, pauses
+):
+    errors = [optuna_backend.sqlalchemy.exc.OperationalError("x", {}, OSError("gone"))] * 2
+    opened = optuna_backend._open
+
+    def failing(*arguments):
+        if errors:
+            raise errors.pop()
+        return opened(*arguments)
+
+    monkeypatch.setattr(optuna_backend, "_open", failing)
+    place = Workplace(str(tmp_path), f"sqlite:///{tmp_path}/study.db", "s", trials=2)
+    with pytest.raises(TuneError, match=r"cannot be opened: gone"):
+        place.new_backend()
+    assert place.backend("-reruns").trials() == [] and pauses == [0.5]
+
+
+def test_an_outage_does_not_count_as_silence_of_a_worker(tmp_path, settings, monkeypatch):
+    ledger = Ledger(Backend(tmp_path, None, "s"), settings, "observer", lease=60.0)
+    trial = ledger.take(9)
+    ledger.worker = "nobody"
+    clock = [0.0]
+    monkeypatch.setattr(trial_ledger.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(optuna_backend.time, "monotonic", lambda: clock[0])
+    ledger.take(9)
+    clock[0] = 100.0
+    with contextlib.suppress(StorageAway), ledger.backend.exclusive():
+        raise optuna_backend.sqlalchemy.exc.OperationalError("x", {}, OSError("gone"))
+    clock[0] = 130.0
+    ledger.take(9)
+    assert ledger.backend.trials()[trial.number].state == "running"
+    clock[0] = 161.0
+    ledger.take(9)
+    assert ledger.backend.trials()[trial.number].state == "failed"

@@ -7,9 +7,11 @@ so that a proposal depends only on the known values and a seed, and not on the w
 from __future__ import annotations
 
 import hashlib
+import math
 import re
+import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, cast
@@ -21,7 +23,7 @@ from afterdrop.tune.checks import TuneError
 from afterdrop.tune.journal_file import JournalFile
 from afterdrop.tune.search_space import Point, Space
 from afterdrop.tune.storage_address import StorageAddress
-from afterdrop.tune.storage_retries import StorageAway, retried
+from afterdrop.tune.storage_retries import StorageAway, StorageNotOpened, retried
 from afterdrop.tune.trials import State, Trial, read_trial
 
 try:
@@ -67,13 +69,18 @@ class Backend:
         storage: None, or a URL: `sqlite:///FILE` or `postgresql://...`.
         name: The name of the study in the storage.
 
+    Attributes:
+        away_at: When the storage could last not be reached, in seconds of `time.monotonic`.
+
     Raises:
+        StorageNotOpened: If the storage cannot be reached.
         TuneError: If the storage cannot be opened or its URL is not supported.
         ExtraError: If a database driver is missing.
     """
 
     def __init__(self, folder: Path, storage: str | None, name: str) -> None:
         self.folder, self.url, self.name = folder, storage, name
+        self.away_at = -math.inf
         folder.mkdir(parents=True, exist_ok=True)
         self._address = None if storage is None else StorageAddress(storage)
         if not re.fullmatch(r"[\w. -]+", name):
@@ -91,8 +98,9 @@ class Backend:
                     load_if_exists=True,
                 )
         except (sqlalchemy.exc.SQLAlchemyError, StorageAway, OSError) as error:
+            kind = StorageNotOpened if isinstance(error, StorageAway) else TuneError
             # Without the error as its cause, which may show values of the URL's options.
-            raise TuneError(
+            raise kind(
                 f"storage={self._shown!r} cannot be opened: {self._reason(error)}; check that it "
                 "exists and is writable"
             ) from None
@@ -114,27 +122,34 @@ class Backend:
         return first_line(error) if self._address is None else self._address.reason(error)
 
     @contextmanager
-    def exclusive(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[Callable[[], None]]:
         """A lock shared by all processes that use the storage; released when the process ends.
+
+        Yields a function that raises `StorageAway` if the lock is gone, as it is after a restart of
+        the server: call it before writing what another process must not write as well.
 
         Raises:
             StorageAway: If the storage cannot be reached, here or within.
         """
-        with self._reachable(), self._locked():
-            yield
+        with self._reachable(), self._locked() as confirm:
+            yield confirm
 
     @contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _locked(self) -> Iterator[Callable[[], None]]:
         if self._address is None or not self._address.is_server:
             place = self.folder if self._address is None else self._address.folder
             with file_lock(place / f".{self.name}.ask"):
-                yield
+                yield lambda: None
             return
         key = int.from_bytes(hashlib.sha256(f"afterdrop {self.name}".encode()).digest()[:7], "big")
         engine = sqlalchemy.create_engine(self._address.url, poolclass=NullPool)
         with engine.connect() as connection:
             connection.execute(sqlalchemy.text("SELECT pg_advisory_lock(:key)"), {"key": key})
-            yield
+
+            def confirm() -> None:
+                connection.execute(sqlalchemy.text("SELECT 1"))
+
+            yield confirm
 
     @retried
     def settings(self) -> dict[str, Any] | None:
@@ -222,6 +237,7 @@ class Backend:
         try:
             yield
         except away as error:
+            self.away_at = time.monotonic()
             reason = error.orig if isinstance(error, sqlalchemy.exc.DBAPIError) else error.__cause__
             raise StorageAway(self._reason(reason or error)) from error
 
@@ -294,8 +310,9 @@ def _distributions(space: Space) -> dict[str, optuna.distributions.BaseDistribut
 
 
 def _trial(frozen: FrozenTrial) -> Trial:
-    # The point of a waiting trial is not in its parameters yet, but in their fixed values.
-    point = frozen.params or frozen.system_attrs.get("fixed_params", {})
+    # A worker may die, or the storage go away, while parameters are written one by one. The fixed
+    # values are there from the beginning.
+    point = frozen.system_attrs.get("fixed_params", frozen.params)
     value = frozen.value if frozen.state in (TrialState.COMPLETE, TrialState.PRUNED) else None
     return read_trial(
         {

@@ -22,6 +22,13 @@ class StorageAway(Exception):
     """The storage cannot be reached now."""
 
 
+class StorageNotOpened(StorageAway, TuneError):
+    """The storage could not be reached when it was opened.
+
+    At the start of a study its address may be wrong, so that this is an error; later it is not.
+    """
+
+
 @contextlib.contextmanager
 def no_retries() -> Iterator[None]:
     """Operations in here fail at once, for callers that repeat them anyway."""

@@ -91,7 +91,7 @@ def run_study(
         lease=lease,
         quiet=quiet,
     )
-    backend = place.backend()
+    backend = place.new_backend()
     join_study(backend, settings)
     where = [str(choose_device(name)) for name in (devices or (None,))]
     if workers == 1:

@@ -57,12 +57,13 @@ class Ledger:
         Args:
             trials: Total number of points of the study.
         """
-        with self.backend.exclusive():
+        with self.backend.exclusive() as confirm:
             rows = self._without_dead(self.backend.trials())
             if not any(row.state == "waiting" for row in rows):
                 if not self.proposes or count(rows).given >= trials:
                     return None
                 point = propose(self.settings, [observe(row) for row in ends(rows)])
+                confirm()  # proposing takes long enough for a server to be restarted
                 self.backend.enqueue(point, {})
             trial = self.backend.start(self.settings.space)
             self.backend.note(trial.number, "worker", self.worker)
@@ -159,6 +160,7 @@ class Ledger:
         if row.number not in self._beats or last != beat:
             self._beats[row.number] = (beat, now)
             return None
+        since = max(since, self.backend.away_at)  # while it was away, nobody could store a beat
         if now - since < self.lease:
             return None
         return f"its worker {worker} sent no heartbeat for {now - since:.0f} s"

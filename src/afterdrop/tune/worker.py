@@ -30,6 +30,7 @@ from afterdrop.tune.checks import TuneError
 from afterdrop.tune.optuna_backend import Backend
 from afterdrop.tune.reruns import enqueue_reruns
 from afterdrop.tune.search_space import apply_point
+from afterdrop.tune.storage_retries import retried
 from afterdrop.tune.study_settings import TuneSettings
 from afterdrop.tune.trial_ledger import Ledger
 from afterdrop.tune.trial_training import TrialJob, run_trial
@@ -72,6 +73,11 @@ class Workplace:
     parent: int | None = None
     quiet: bool = False
 
+    def new_backend(self) -> Backend:
+        """The storage of the study; fails at once if it is away, as its address may be wrong."""
+        return Backend(Path(self.folder), self.storage, self.name)
+
+    @retried
     def backend(self, part: str = "") -> Backend:
         """The storage of the study, or with the suffix `part` that of its reruns."""
         return Backend(Path(self.folder), self.storage, self.name + part)
