@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 
+from afterdrop.evaluation import result_buffer
 from afterdrop.evaluation.result_buffer import ResultBuffer
 
 N = 12
@@ -58,3 +59,14 @@ def test_all_that_was_expected_lies_where_it_was_put():
 
 def test_nothing_was_added():
     assert ResultBuffer(N).part(0, 0) == {} == ResultBuffer().part(0, 0)
+
+
+def test_blocks_are_filled_whatever_the_size_of_batches(monkeypatch):
+    monkeypatch.setattr(result_buffer, "_BLOCK", 80)  # ten targets
+    buffer = ResultBuffer()
+    for first in range(0, 42, 6):
+        buffer.add({"data.targets": [torch.arange(first, first + 4), torch.tensor([first + 4])]})
+        buffer.add({"data.targets": torch.tensor([first + 5])})
+    assert [block.filled for block in buffer._blocks] == [10, 10, 10, 10, 2]
+    assert buffer.part(17, 42)["data.targets"].tolist() == list(range(17, 42))
+    assert buffer.take()["data.targets"].tolist() == list(range(42))

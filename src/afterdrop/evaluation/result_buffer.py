@@ -29,6 +29,20 @@ class _Block:
     room: Results
     filled: int = 0
 
+    def fill(self, pieces: Mapping[str, list[Tensor]], last: int) -> int:
+        """Copies from the `last` targets of the pieces; returns for how many there was room."""
+        stop = min(self.filled + last, self.capacity)
+        # Pieces are laid out so that they end with the `last` targets; those before are elsewhere.
+        for name, parts in pieces.items():
+            place = self.filled + last - sum(part.shape[-1] for part in parts)
+            for part in parts:
+                start, end = max(place, self.filled), min(place + part.shape[-1], stop)
+                if start < end:
+                    self.room[name][..., start:end].copy_(part[..., start - place : end - place])
+                place += part.shape[-1]
+        size, self.filled = stop - self.filled, stop
+        return size
+
     def part(self, first: int, stop: int) -> Results:
         """The results of the targets from number `first` up to `stop`."""
         place = slice(max(0, first - self.first), max(0, min(self.filled, stop - self.first)))
@@ -36,7 +50,7 @@ class _Block:
 
 
 class ResultBuffer:
-    """Results of batch after batch, copied into large blocks.
+    """Results of batch after batch, copied into large blocks, which are filled to their end.
 
     Where the number of targets is known beforehand, the first block has room for all of them, and
     each batch is copied to its final place while a device works on the next: nothing is left to
@@ -61,18 +75,16 @@ class ResultBuffer:
 
     def add(self, pieces: Pieces) -> None:
         """Adds the results of the next targets."""
-        size = sum(map(len, _listed(pieces[_COUNTED])))
-        if not self._blocks or self._blocks[-1].filled + size > self._blocks[-1].capacity:
-            self._blocks.append(self._new_block(pieces, size))
-        block = self._blocks[-1]
-        for name, value in pieces.items():
-            start = block.filled
-            for piece in _listed(value):
-                stop = start + piece.shape[-1]
-                block.room[name][..., start:stop].copy_(piece)
-                start = stop
-        block.filled += size
-        self.count += size
+        listed = {name: _listed(value) for name, value in pieces.items()}
+        heads = {name: parts[0] for name, parts in listed.items()}
+        end = self.count + sum(map(len, listed[_COUNTED]))
+        if not self._blocks:
+            self._blocks.append(self._first_block(heads, end))
+        while True:
+            self.count += self._blocks[-1].fill(listed, end - self.count)
+            if self.count == end:
+                return
+            self._blocks.append(self._new_block(heads))
 
     def part(self, first: int, stop: int) -> Results:
         """The results of the targets from number `first`, at which a batch began, up to `stop`."""
@@ -98,15 +110,18 @@ class ResultBuffer:
                 whole[name][..., block.first : block.first + block.filled].copy_(part)
         return whole
 
-    def _new_block(self, pieces: Pieces, size: int) -> _Block:
-        """A block for the targets from the next one on, at least `size` of them."""
-        heads = {name: _listed(value)[0] for name, value in pieces.items()}
-        if not self._blocks and self._expected is not None and size <= self._expected:
-            full = self._expected
-            room = {n: h.new_empty(schema.room_shape(n, h, full)) for n, h in heads.items()}
-            return _Block(self.count, full, room)
+    def _first_block(self, heads: Results, size: int) -> _Block:
+        """A block for all targets if their number is known, and not less than the first `size`."""
+        if self._expected is None or size > self._expected:
+            return self._new_block(heads)
+        full = self._expected
+        room = {n: h.new_empty(schema.room_shape(n, h, full)) for n, h in heads.items()}
+        return _Block(0, full, room)
+
+    def _new_block(self, heads: Results) -> _Block:
+        """A block for the targets from the next one on."""
         each = sum(math.prod(schema.room_shape(n, h, 1)) * h.itemsize for n, h in heads.items())
-        capacity = max(size, _BLOCK // each)
+        capacity = max(1, _BLOCK // each)
         size = each * capacity + _ALIGNMENT * len(heads)
         memory = heads[_COUNTED].new_empty(size, dtype=torch.uint8)
         room, place = {}, 0
