@@ -13,9 +13,11 @@ import numpy as np
 import pytest
 import torch
 from cases import own_scores
+from torch import nn
 
 import afterdrop as ad
 from afterdrop.report import figures
+from afterdrop.report.figure_svg import inline_svg
 from afterdrop.report.frequency_figures import frequency_bands
 
 
@@ -124,6 +126,14 @@ def test_the_gap_lies_within_the_theory_and_shrinks_with_the_multiplier(scores):
         for variance, gap in zip(x, y):
             edge = outline[np.isclose(outline[:, 0], variance), 1]
             assert edge.min() <= gap <= edge.max()
+
+
+def test_dropout_that_changes_nothing_gives_an_empty_figure_of_gaps():
+    net = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+    nn.init.zeros_(net[2].weight)
+    scores = ad.evaluate(net, [(torch.randn(12, 4), torch.randint(3, (12,)))], num_samples=4)
+    assert figures.tightness(scores).get_xscale() == "linear"
+    assert inline_svg(figures.tightness(scores), "gaps", "the gaps")
 
 
 def test_the_curve_over_samples_is_raw_and_corrected(scores):

@@ -128,14 +128,15 @@ def tightness(
     """
     ax = axes(ax)
     lines = _tightness_lines(scores, alphas, labels)
-    for index, line in enumerate(lines):
-        _tightness_line(ax, *line, numbered=index == len(lines) - 1)
+    last = len(lines) - 1
+    drawn = [_tightness_line(ax, *line, numbered=i == last) for i, line in enumerate(lines)]
     ax.fill_between([], [], [], color=colour("slate"), alpha=0.3, label="theoretical bounds")
     ax.margins(x=0.1)
-    ax.set_xscale("log")
-    ax.set_yscale("log")
-    log_axis(ax.xaxis)
-    log_axis(ax.yaxis)
+    if any(drawn):  # a logarithmic axis cannot be empty
+        ax.set_xscale("log")
+        ax.set_yscale("log")
+        log_axis(ax.xaxis)
+        log_axis(ax.yaxis)
     ax.set_xlabel("variance of the target's probability over masks")
     ax.set_ylabel("Jensen gap (nats)")
     legend(ax)
@@ -162,7 +163,8 @@ def _tightness_lines(
 
 def _tightness_line(
     ax: Axes, scores: Scores, alpha: float, name: str, shade: str, *, numbered: bool
-) -> None:
+) -> bool:
+    """Draws a line; False if dropout changes no prediction, so that there is no gap to draw."""
     found = [(m, scores.bounds(Member(alpha, m))) for m in scores.protocol.grid.stochastic]
     found = [(m, b) for m, b in found if b.variance > 0 and 0 < b.jensen_gap < math.inf]
     x = [b.variance for _, b in found]
@@ -179,3 +181,4 @@ def _tightness_line(
             fontsize=7,
             color=colour("muted"),
         )
+    return bool(found)
