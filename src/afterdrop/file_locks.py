@@ -23,6 +23,11 @@ except ImportError:  # a system without flock, on which users must not run proce
 _NOT_SUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # by the file system
 
 
+def without_waiting(path: str, flags: int) -> int:
+    """Opens a file for `open`; a pipe at once, and not only when its other end is opened too."""
+    return os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
+
+
 @contextmanager
 def file_lock(path: Path) -> Iterator[None]:
     """Waits for the lock of a file, across processes, threads and hosts that share the file.
@@ -31,7 +36,7 @@ def file_lock(path: Path) -> Iterator[None]:
         FileError: If the file system does not support locks.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a") as file:
+    with open(path, "a", opener=without_waiting) as file:
         if fcntl is not None:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX)
@@ -59,7 +64,7 @@ def sole_lock(path: Path) -> Iterator[None]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
-        file = open(path, "a")  # noqa: SIM115 (open while the lock is held)
+        file = open(path, "a", opener=without_waiting)  # noqa: SIM115 (open while the lock is held)
         with file:
             take(file)
             if not _is_at(file, path):

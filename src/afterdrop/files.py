@@ -14,15 +14,18 @@ import secrets
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from afterdrop import typed_records
 from afterdrop.errors import DamagedError, FileError
-from afterdrop.file_locks import remove_unlocked, take
+from afterdrop.file_locks import remove_unlocked, take, without_waiting
 
 DIGEST = "digest"
 TEMPORARY = ".afterdrop.tmp"  # how names end that no other program gives its files
+
+_LARGEST = 1 << 26  # bytes of a file that is decoded as a whole; a long study has a few million
 
 
 def make_folder(path: Path) -> None:
@@ -184,18 +187,48 @@ def write_json(path: str | Path, kind: str, version: int, content: dict[str, Any
     write_atomic(path, (json.dumps(record, indent=2) + "\n").encode())
 
 
+def open_regular(path: str | Path) -> FileIO:
+    """Opens a file for reading, unbuffered.
+
+    Raises:
+        FileError: If it cannot be opened, or is a pipe or a device, which may never end.
+    """
+    try:
+        file = open(path, "rb", buffering=0, opener=without_waiting)  # noqa: SIM115 (the caller does)
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error}") from error
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise FileError(f"cannot read {path}: it is not a regular file; restore it from a copy")
+    return file
+
+
+def read_whole(path: str | Path) -> bytes:
+    """The content of a file, which is refused if it is far larger than any that is read at once.
+
+    Raises:
+        FileError: As `open_regular`, or if the file is too large.
+    """
+    with open_regular(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > _LARGEST:
+            raise DamagedError(
+                f"{path} has {size:,} bytes, and no such file has more than {_LARGEST:,}; restore "
+                "it from a copy, or create it again"
+            )
+        try:
+            return file.read()
+        except OSError as error:
+            raise FileError(f"cannot read {path}: {error}") from error
+
+
 def read_json(path: str | Path, kind: str, version: int) -> dict[str, Any]:
     """Reads a file of `write_json` and refuses anything else.
 
     Raises:
         FileError: If the file is missing, damaged, of another kind or of another version.
     """
-    try:
-        record = parse_json(Path(path).read_bytes(), path)
-    except FileError:
-        raise
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error}") from error
+    record = parse_json(read_whole(path), path)
     check_header(path, record, kind, version)
     assert isinstance(record, dict)
     check_seal(path, record)

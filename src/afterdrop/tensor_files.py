@@ -14,14 +14,23 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping
+from io import FileIO
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from afterdrop.errors import DamagedError, FileError
-from afterdrop.files import DIGEST, as_json, check_seal, parse_json, sealed, written_atomically
+from afterdrop.errors import DamagedError
+from afterdrop.files import (
+    DIGEST,
+    as_json,
+    check_seal,
+    open_regular,
+    parse_json,
+    sealed,
+    written_atomically,
+)
 
 _TYPES = {
     "F64": torch.float64,
@@ -78,7 +87,7 @@ def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         DamagedError: If it is truncated, foreign, or does not match its digests.
     """
     payload, found = hashlib.sha256(), {}
-    with _opened(path) as file:
+    with open_regular(path) as file:
         header, note, wanted = _read_header(file, path)
         left = _size_of(file) - file.tell()
         places = _places(header, left, path)
@@ -96,7 +105,7 @@ def read_note(path: str | Path) -> dict[str, Any]:
     Raises:
         FileError: As `read_tensors`.
     """
-    with _opened(path) as file:
+    with open_regular(path) as file:
         return _read_header(file, path)[1]
 
 
@@ -139,7 +148,7 @@ def _header_bytes(tensors: dict[str, Any], note: str, payload: str) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _read_header(file: BinaryIO, path: str | Path) -> tuple[dict[str, Any], dict[str, Any], str]:
+def _read_header(file: FileIO, path: str | Path) -> tuple[dict[str, Any], dict[str, Any], str]:
     """The entries of the tensors, the note, and the digest of the payload."""
     size = int.from_bytes(file.read(8), "little")
     if not 0 < size <= min(_LONGEST_HEADER, _size_of(file)):
@@ -158,24 +167,17 @@ def _read_header(file: BinaryIO, path: str | Path) -> tuple[dict[str, Any], dict
     return header, note, metadata[_PAYLOAD]
 
 
-def _opened(path: str | Path) -> BinaryIO:
-    try:
-        return cast(BinaryIO, open(path, "rb", buffering=0))
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error}") from error
-
-
-def _size_of(file: BinaryIO) -> int:
+def _size_of(file: FileIO) -> int:
     place = file.tell()
     size = file.seek(0, 2)
     file.seek(place)
     return size
 
 
-def _fill(file: BinaryIO, content: memoryview, digest: Any) -> None:
+def _fill(file: FileIO, content: memoryview, digest: Any) -> None:
     """Reads into a tensor's memory, as far as the file goes, and adds what was read to a digest."""
     place = 0
-    while got := cast(Any, file).readinto(content[place : place + _CHUNK]):
+    while got := file.readinto(content[place : place + _CHUNK]):
         digest.update(content[place : place + got])
         place += got
 

@@ -17,7 +17,13 @@ from safetensors.torch import load_file
 
 from afterdrop.errors import DamagedError, FileError
 from afterdrop.file_locks import file_lock, remove_unlocked, sole_lock, take
-from afterdrop.files import read_json, sealed, write_atomic, write_json, written_atomically
+from afterdrop.files import (
+    read_json,
+    sealed,
+    write_atomic,
+    write_json,
+    written_atomically,
+)
 from afterdrop.tensor_files import read_note, read_tensors, write_tensors
 
 WITHIN_64_BITS = st.integers(-(2**63), 2**63 - 1)
@@ -168,6 +174,13 @@ def test_a_lock_is_for_one_and_survives_a_killed_holder(tmp_path):
             pass
         assert path.exists()
     assert not path.exists()
+
+
+def test_a_pipe_in_the_place_of_a_lock_does_not_block(tmp_path):
+    os.mkfifo(tmp_path / "lock")
+    for lock in (sole_lock, file_lock):
+        with pytest.raises(OSError, match="lock"), lock(tmp_path / "lock"):
+            pass
 
 
 def test_a_pipe_is_not_replaced_by_a_file(tmp_path):

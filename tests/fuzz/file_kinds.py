@@ -4,6 +4,7 @@ import contextlib
 import json
 import random
 import shutil
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,6 +156,9 @@ def _rewrite_header(path: Path, rng: random.Random) -> None:
 
 
 def _rewrite_checkpoint(path: Path, rng: random.Random) -> None:
+    if rng.random() < 0.3:
+        _rewrite_state(path, rng)  # of the whole note
+        return
     saved = read_checkpoint(path)
     tensors, facts = dict(saved.tensors), dict(saved.facts)
     if rng.random() < 0.5:
@@ -178,6 +182,17 @@ def _read_metrics(folder: Path) -> None:
 
 def _read_best(folder: Path) -> None:
     ad.Run.open(folder).predictor()
+
+
+def _load_weights(folder: Path) -> None:
+    train.load_model(folder)
+
+
+def _resume_previous(folder: Path) -> None:
+    (folder / "checkpoint" / "last.safetensors").write_bytes(b"damaged")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of the last checkpoint
+        _resume(folder)
 
 
 def _resume(folder: Path) -> None:
@@ -276,6 +291,7 @@ _TOML = _rewrite_text(mutations.damage_toml)
 _LINES = _rewrite_text(mutations.damage_lines)
 _SCORES = "run/scores/valid.safetensors"
 _BEST = "run/checkpoint/best.safetensors"
+_PREVIOUS = "begun/checkpoint/previous.safetensors"
 
 KINDS: dict[str, FileKind] = {
     "configuration": FileKind("run", "run/config.json", _read_config, _rewrite_json),
@@ -284,6 +300,8 @@ KINDS: dict[str, FileKind] = {
     "training state": FileKind(
         "begun", "begun/checkpoint/last.safetensors", _resume, _rewrite_checkpoint
     ),
+    "weights alone": FileKind("run", _BEST, _load_weights, _rewrite_checkpoint),
+    "previous training state": FileKind("begun", _PREVIOUS, _resume_previous, _rewrite_checkpoint),
     "scores": FileKind("run", _SCORES, _read_scores, _rewrite_scores),
     "header of scores": FileKind("run", _SCORES, _read_scores, _rewrite_header),
     "header of weights": FileKind("run", _BEST, _read_best, _rewrite_header),

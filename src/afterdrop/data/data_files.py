@@ -172,8 +172,8 @@ def read_content(path: Path, expected: Expected | None = None) -> bytes:
     """
     try:
         raw = path.read_bytes()
-    except OSError as error:
-        raise FileError(f"cannot read {path}: {error}") from error
+    except (OSError, MemoryError) as error:
+        raise FileError(f"cannot read {path}: {error or 'it does not fit memory'}") from error
     content = decompress(raw, path, None if expected is None else expected.size) if raw else b""
     if not content:
         raise FileError(f"{path} is empty; put the text there, or get the file again")

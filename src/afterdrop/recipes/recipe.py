@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from afterdrop.errors import FileError
+from afterdrop.files import read_whole
 from afterdrop.models.checks import ModelError
 from afterdrop.train.checks import ConfigError
 from afterdrop.train.config import TrainConfig
@@ -94,6 +95,6 @@ def load(name: str | Path) -> Recipe:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise FileError(f"cannot read the recipe {path}: {error}; check the path") from error
+        return read_whole(path).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise FileError(f"cannot read the recipe {path}: {error}; convert it to UTF-8") from error

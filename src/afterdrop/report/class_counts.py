@@ -10,6 +10,7 @@ from torch import Tensor
 
 from afterdrop.data import TextSet
 from afterdrop.errors import FileError
+from afterdrop.files import read_whole
 from afterdrop.train import TrainConfig, load_set
 from afterdrop.train.build_task import build_task, require_same
 from afterdrop.typed_records import parse_json
@@ -65,8 +66,8 @@ def classes_of_file(path: Path) -> Classes:
         ('cat', 'dog')
     """
     try:
-        content = parse_json(path.read_bytes())
-    except (OSError, ValueError) as error:
+        content = parse_json(read_whole(path))
+    except ValueError as error:
         raise FileError(
             f"cannot read {path}: {error}; give a JSON file of class names and counts"
         ) from error

@@ -113,8 +113,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
         tensors, header = read_tensors(path)
     except DamagedError as error:
         raise DamagedError(f"the checkpoint {error}") from error
-    check_header(path, header, KIND, VERSION)
-    return Checkpoint(tensors, dict(header["facts"]))
+    return Checkpoint(tensors, dict(_checked(path, header)["facts"]))
 
 
 def read_facts(path: Path) -> dict[str, Any]:
@@ -147,6 +146,10 @@ def _read_header(path: Path) -> _Header:
         header = read_note(path)
     except DamagedError as error:
         raise DamagedError(f"the checkpoint {error}") from error
+    return _checked(path, header)
+
+
+def _checked(path: Path, header: dict[str, Any]) -> _Header:
     check_header(path, header, KIND, VERSION)
     try:
         return read_record(_Header, header)

@@ -16,6 +16,7 @@ from afterdrop.files import (
     check_seal,
     parse_json,
     read_json,
+    read_whole,
     remove_abandoned,
     sealed,
     write_atomic,
@@ -101,7 +102,7 @@ class RunFolder(RunLayout):
             return []
         remedy = "Restore a copy, or move the file away to continue without the old lines."
         found: list[dict[str, Any]] = []
-        for number, text in enumerate(self.metrics.read_bytes().split(b"\n")[:-1], start=1):
+        for number, text in enumerate(read_whole(self.metrics).split(b"\n")[:-1], start=1):
             source = f"line {number} of {self.metrics}"
             try:
                 line = read_record(MetricsLine, parse_json(text, source))
@@ -119,7 +120,7 @@ class RunFolder(RunLayout):
         """Removes lines that a killed run wrote after the checkpoint of validation `interval`."""
         kept = [line for line in self.read_metrics() if line["interval"] <= interval]
         content = "".join(map(_line, kept)).encode()
-        if self.metrics.exists() and self.metrics.read_bytes() != content:
+        if self.metrics.exists() and read_whole(self.metrics) != content:
             write_atomic(self.metrics, content)
 
     def check(self, config: TrainConfig, resume: Resume) -> bool:

@@ -224,9 +224,10 @@ def _read_last(folder: RunFolder) -> Checkpoint:
         if not folder.previous.exists():
             raise
         saved = read_checkpoint(folder.previous)
+        step = read_training_facts(folder.previous)["step"]
         warnings.warn(
             f"the checkpoint {folder.last} is damaged; training resumes from the one before it "
-            f"(step {saved.facts['step']})",
+            f"(step {step})",
             stacklevel=2,
         )
         # The next write makes the last checkpoint the one before it, which must not be damaged.

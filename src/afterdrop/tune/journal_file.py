@@ -10,16 +10,18 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from afterdrop.errors import DamagedError
 from afterdrop.file_locks import file_lock
-from afterdrop.files import DIGEST, check_seal, parse_json, sealed
+from afterdrop.files import DIGEST, check_seal, open_regular, parse_json, sealed
 from afterdrop.plain_text import shell_word
 from afterdrop.tune.checks import TuneError
 
 _LINE = "line"
+_LONGEST = 1 << 24  # bytes of a line; those of the largest settings have a few thousand
 
 
 class JournalFile:
@@ -48,7 +50,7 @@ class JournalFile:
         Raises:
             TuneError: If lines were lost or changed; says how to go on.
         """
-        with open(self.path, "rb") as file:
+        with BufferedReader(open_regular(self.path)) as file:
             for number, line, end in self._lines(file, log_number_from):
                 record = self._verified(number, line)
                 self._known = (number + 1, end)
@@ -76,8 +78,8 @@ class JournalFile:
                 "command again, which goes on from those that are left, or restore a copy first"
             )
         file.seek(end)
-        for line in file:
-            if not line.endswith(b"\n"):
+        for line in iter(lambda: file.readline(_LONGEST), b""):
+            if not line.endswith(b"\n") and len(line) < _LONGEST:
                 return
             end += len(line)
             if number >= first:
