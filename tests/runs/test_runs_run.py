@@ -55,6 +55,14 @@ def test_a_run_of_a_language_model_has_everything_that_was_written(text_run):
     assert run.choice.request == scores.request and scores.request.stream == run.stream()
 
 
+def test_scores_under_the_name_of_another_split_are_refused(own_run):
+    """A copy of validation scores must not become a gain on test data."""
+    shutil.copy(own_run.layout.scores("valid"), own_run.layout.scores("test"))
+    with pytest.raises(FileError, match=r"test\.safetensors holds scores of the split 'valid'"):
+        own_run.scores("test")
+    assert own_run.scores("valid").split == "valid"
+
+
 @pytest.mark.parametrize("member", [None, ad.Member(0.0, 1.0, 0.8), ad.Member(1.0, 0.5, 1.3)])
 def test_the_predictor_of_a_classifier_is_that_of_the_choice(image_run, tmp_path, member):
     run = image_run if member is None else chosen_instead(image_run, tmp_path, member)

@@ -197,7 +197,13 @@ class Run:
                 f"{self.path} has no scores of the split {split!r}; make them with afterdrop "
                 f"evaluate (--split {shell_word(split)})"
             )
-        return Scores.load(path)
+        scores = Scores.load(path)
+        if scores.split != split:
+            raise FileError(
+                f"{path} holds scores of the split {scores.split!r:.60}; restore the file, or "
+                "remove it and evaluate again"
+            )
+        return scores
 
     def kept_scores(
         self,
