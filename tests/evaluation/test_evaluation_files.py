@@ -15,6 +15,7 @@ import afterdrop as ad
 from afterdrop.errors import FileError, ScoresError
 from afterdrop.evaluation import resume_store
 from afterdrop.evaluation.output_summary import summary
+from afterdrop.evaluation.part_files import part_path, part_paths
 from afterdrop.evaluation.result_buffer import ResultBuffer
 from afterdrop.tensor_files import write_tensors
 from oracles.zoo import AWD, mlp
@@ -506,3 +507,13 @@ def test_finished_parts_are_kept_when_the_data_turn_out_bad(world, tmp_path):
     with pytest.raises(ad.AfterdropError):
         ad.evaluate(model, bad, resume=tmp_path / "p", **OPTIONS)
     assert list((tmp_path / "p").glob("part-*"))
+
+
+def test_files_that_only_look_like_parts_are_left_alone(tmp_path):
+    """A copy by hand must not end an evaluation when it saves what it has finished."""
+    for name in ("part-x", "part-00001 (copy)", "part-", "part-00003-rank-1"):
+        (tmp_path / f"{name}.safetensors").touch()
+    assert [path.name for path in part_paths(tmp_path)] == ["part-00003-rank-1.safetensors"]
+    own = part_path(tmp_path, 12, "-rank-0")
+    own.touch()
+    assert own in part_paths(tmp_path)

@@ -242,6 +242,8 @@ def test_what_cannot_be_evaluated_is_refused(tmp_path):
         ([], targets, {}, "samples is empty"),
         (3, targets, {}, "samples is int"),
         (lp.astype(int), targets, {}, "give log-probabilities or logits"),
+        (torch.zeros(5, N, V).to(torch.float8_e4m3fn), targets, {}, "samples are torch.float8"),
+        (lp[..., :0], targets, {}, "samples have no classes"),
     ]:
         with pytest.raises(DataError, match=message):
             evaluated(samples, y, **options)

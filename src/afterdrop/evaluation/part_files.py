@@ -4,6 +4,7 @@ An adaptive evaluation has a folder of parts per stage.
 """
 
 import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,12 +13,13 @@ from afterdrop.file_locks import sole_lock
 from afterdrop.files import make_folder, remove_abandoned
 
 _LOCK = ".lock"
+_PART = re.compile(r"part-\d+(-rank-\d+)?\.safetensors")
 PILOT, MAIN = "pilot", "main"  # stages of an adaptive evaluation
 
 
 def part_paths(folder: Path) -> list[Path]:
     """The parts in a folder, in the order of their first batches."""
-    return sorted(folder.glob("part-*.safetensors"))
+    return sorted(path for path in folder.glob("part-*") if _PART.fullmatch(path.name))
 
 
 def part_path(folder: Path, first: int, suffix: str = "") -> Path:

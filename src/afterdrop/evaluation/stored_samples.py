@@ -25,6 +25,7 @@ from torch import Tensor
 
 from afterdrop.errors import DataError, FileError
 
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _NAMES = {"samples": ("samples", "log_probs", "logits"), "targets": ("targets", "labels")}
 
 
@@ -54,7 +55,7 @@ class Part:
             tensor = found.detach().cpu()
         else:
             tensor = _copied(found)
-        if not tensor.is_floating_point():
+        if tensor.dtype not in _FLOATS:
             raise DataError(f"samples are {tensor.dtype}; give log-probabilities or logits")
         for _ in range(self.lead, 2):
             tensor = tensor.unsqueeze(self.lead)
@@ -242,6 +243,8 @@ def _checked(columns: list[Column], targets: Tensor, last: int) -> list[Column]:
     counts = {column.num_samples for column in columns}
     classes = {part.shape[-1] for column in columns for part in column.parts if last}
     total = sum(column.size for column in columns)
+    if classes == {0}:
+        raise DataError("samples have no classes: their last dimension has size 0")
     if len(counts) > 1 or len(classes) > 1:
         raise DataError(
             f"batches have {sorted(counts)} samples{f' of {sorted(classes)} classes' * last}; all "
