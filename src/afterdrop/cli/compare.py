@@ -38,6 +38,6 @@ def compare(
 
     page = write_comparison([read_input(run, split, None, data) for run in runs], out)
     print(f"Wrote {one_line(out)}.")
-    print(page.headline)
+    print(one_line(page.headline))
     for line in page.missing:
         print(f"Missing: {one_line(line)}.")

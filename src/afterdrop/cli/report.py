@@ -57,7 +57,7 @@ def report(
     outcome = write_report(found, path)
     print(f"Wrote {one_line(path)}.")
     if outcome is not None:
-        print(headline(outcome, found.unit))
-        print("\n".join(certainty(outcome)[:2]))
+        for line in (headline(outcome, found.unit), *certainty(outcome)[:2]):
+            print(one_line(line))
     for line in found.missing:
         print(f"Missing: {one_line(line)}.")

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from afterdrop.family.estimates import Estimate
+from afterdrop.plain_text import one_line
 from afterdrop.selection.candidate import Candidate
 
 if TYPE_CHECKING:
@@ -28,7 +29,7 @@ def headline(choice: Choice) -> str:
         text += " (this ± ignores the selection)"
     if choice.gain.value > 0:
         text += f"; temperature alone gives {100 * choice.temperature_share:.0f} % of it"
-    return text + "."
+    return one_line(text + ".")
 
 
 def _baseline(choice: Choice) -> str:
@@ -78,7 +79,7 @@ def choice_text(choice: Choice) -> str:
             "",
             "Random behaviour of training that no member has: " + "; ".join(choice.left_off) + ".",
         ]
-    return "\n".join(lines)
+    return "\n".join(map(one_line, lines))  # names of splits, models and modules are not ours
 
 
 def _elsewhere(choice: Choice) -> list[str]:

@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 
 from afterdrop.errors import AfterdropError, FileError
 from afterdrop.files import read_json, write_atomic, write_json
+from afterdrop.plain_text import one_line
 from afterdrop.recipes import Recipe, to_toml
 from afterdrop.tune.search_space import apply_point
 from afterdrop.tune.study_result import Ranked, StudyResult
@@ -110,4 +111,4 @@ def ranking_table(result: StudyResult) -> str:
     ]
     failed = [row for row in ends(result.trials) if row.state == "failed"]
     lines += [f"trial {row.number:>4}  failed: {row.notes.get('reason')}" for row in failed]
-    return "\n".join(lines)
+    return "\n".join(map(one_line, lines))

@@ -149,7 +149,7 @@ class _Worker:
             raise
         self._gave_back = said is None
         if said is not None and not place.quiet:
-            print(f"{job.folder.parent.name[:-1]} {job.folder.name}: {said}", flush=True)
+            print(f"{job.folder.parent.name[:-1]} {job.folder.name}: {one_line(said)}", flush=True)
 
     def _data(self) -> Path | None:
         return None if self.place.data is None else Path(self.place.data)
