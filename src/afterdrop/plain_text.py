@@ -7,6 +7,7 @@ a line of a table or a second command.
 
 import re
 import shlex
+from pathlib import Path
 
 # Control characters, line and paragraph separators, changes of direction, lone surrogates.
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -40,6 +41,8 @@ def shell_word(text: object) -> str:
         runs/ptb 'my run; rm x' $'a\nb'
     """
     word = str(text)
+    if isinstance(text, Path) and word.startswith("-"):
+        word = f"./{word}"  # otherwise it would be read as an option
     if not _CONTROL.search(word):
         return shlex.quote(word)
     return "$'" + one_line(word.replace("\\", "\\\\").replace("'", "\\'")) + "'"

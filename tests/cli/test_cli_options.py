@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+import torch
 
 import afterdrop as ad
 from afterdrop import train
@@ -230,12 +231,30 @@ def test_tokens_and_samples_do_not_control_the_terminal(folder, capsys):
     assert r"\x1b[31mb" in shown and "\x1b" not in shown
 
 
+def test_names_in_a_choice_do_not_control_the_terminal(folder, capsys):
+    name = "\x1b[31mred\n  forged\u202e"
+    targets = torch.arange(12) % 3
+    samples = [torch.randn(12, 3, generator=torch.Generator().manual_seed(i)) for i in range(3)]
+    names = [f"{name}{i}" for i in range(3)]
+    run = ad.Run(folder / "ensemble")
+    run.save_scores(ad.evaluate_samples(samples, targets, names=names))
+    lines = set()
+    for arguments in (["select", "ensemble"], ["report", "ensemble"]):
+        assert main(arguments) == 0
+        shown = capsys.readouterr().out
+        assert "\x1b" not in shown and "\u202e" not in shown
+        lines |= set(shown.splitlines())
+    assert any(r"\x1b[31mred\n  forged" in line for line in lines)
+    assert not any(line.startswith("  forged") for line in lines)
+
+
 def test_commands_to_copy_are_quoted(folder, capsys):
     assert main(["train", "recipe.toml", "--out", "a b; c", "--quiet"]) == 0
     assert "Next: afterdrop evaluate 'a b; c'\n" in capsys.readouterr().out
     assert main(["sample", "a b; c"]) == 2
     assert "afterdrop select 'a b; c'\n" in capsys.readouterr().err
     assert shell_word("a'b\x1b") == r"$'a\'b\x1b'"
+    assert shell_word(Path("./--out=x")) == "./--out=x"  # not an option
 
 
 def test_a_null_character_is_refused():

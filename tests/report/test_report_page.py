@@ -256,6 +256,15 @@ def test_several_rates_are_several_words_of_a_command(own_run, scores):
     assert words[at + 1 : at + 3] == ["a.rate", "b; c"]
 
 
+def test_no_command_has_an_option_that_was_smuggled_in(own_run, scores):
+    """Names in scores of others may look like options; the page then shows no command."""
+    request = dataclasses.replace(scores.request, rates=("--out=/elsewhere", "--overwrite"))
+    protocol = dataclasses.replace(scores.protocol, request=request)
+    ad.Scores(protocol, scores.tensors).save(own_run / "scores" / "valid.safetensors")
+    content = report(own_run).words
+    assert "which begins with a dash" in content and "afterdrop evaluate" not in content
+
+
 def test_the_words_of_another_text_are_not_shown(tmp_path, monkeypatch):
     """The name of one's own text may be relative, and another text may lie there."""
     for place, words in (("a", "one two three"), ("b", "four five six")):

@@ -2,10 +2,12 @@
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import Any
 
 from afterdrop import recipes
 from afterdrop.data import names as data_names
+from afterdrop.errors import DataError
 from afterdrop.evaluation.request import LOGITS_FUNCTION, Adaptive, Protocol
 from afterdrop.evaluation.scores import Scores
 from afterdrop.family.member import Grid
@@ -33,11 +35,11 @@ def repeat_commands(run: ReportInput) -> list[str]:
         default = run.scores.predictor_samples if by_xe else run.scores.num_samples
         samples = run.choice.num_samples if run.choice else default
         extra = f" --num-samples {samples}" if samples != default else ""
-        split = f" --split {shell_word(run.split)}" if run.split != "valid" else ""
+        split = f" --split {_value(run.split)}" if run.split != "valid" else ""
         if run.choice is not None and run.choice.by != "xe":
-            extra += f" --by {shell_word(run.choice.by)}"
+            extra += f" --by {_value(run.choice.by)}"
         if run.choice is not None and run.choice.also:
-            extra += " --also " + " ".join(shell_word(o.name) for o in run.choice.also)
+            extra += " --also " + " ".join(_value(o.name) for o in run.choice.also)
         lines.append(f"afterdrop select {path}{split}{extra}")
         if trained:
             lines.append(f"afterdrop test {path}")
@@ -52,7 +54,7 @@ def _train(config: TrainConfig, path: str) -> str:
         name = "lm-char" if config.data.level in ("char", "byte") else "lm"
         base = _flat(recipes.load(name).config)
         content = {k: v for k, v in content.items() if not k.startswith("data.")}
-        options = [f"--data {shell_word(config.data.name)}"]
+        options = [f"--data {shell_word(Path(config.data.name))}"]
         options += [f"--level {config.data.level}"] if config.data.level else []
         options += [f"--min-count {config.data.min_count}"] if config.data.min_count else []
     else:
@@ -92,7 +94,7 @@ def _evaluate(scores: Scores, path: str, *, trained: bool) -> str:
     elif not trained:
         start = f"afterdrop evaluate pkg.module:load_model pkg.module:batches --out {path}"
     shown = [
-        f"--{name} {value if name in _LISTS else shell_word(value)}"
+        f"--{name} {value if name in _LISTS else _value(value)}"
         for name, value in _evaluate_options(protocol).items()
         if value is not None and value != _DEFAULTS.get(name)
     ]
@@ -123,8 +125,8 @@ def _of_model(protocol: Protocol) -> dict[str, Any]:
         "batch-dim": request.batch_dim,
         "class-dim": request.class_dim,
         "logits": None if request.logits == LOGITS_FUNCTION else request.logits,
-        "rates": " ".join(map(shell_word, request.rates)) or None,
-        "noise": " ".join(map(shell_word, request.noise)) or None,
+        "rates": " ".join(map(_value, request.rates)) or None,
+        "noise": " ".join(map(_value, request.noise)) or None,
     }
 
 
@@ -140,6 +142,17 @@ def _masks(protocol: Protocol) -> dict[str, Any]:
         "blocks": plan.blocks,
         "seed": plan.seed,
     }
+
+
+def _value(value: object) -> str:
+    """The value of an option as a word of a command.
+
+    Raises:
+        DataError: If it would be read as another option.
+    """
+    if isinstance(value, str) and value.startswith("-"):
+        raise DataError(f"no command can have the value {value!r:.60}, which begins with a dash")
+    return shell_word(value)
 
 
 def _joined(values: tuple[float, ...]) -> str:
