@@ -15,6 +15,7 @@ from afterdrop.errors import DamagedError, DataError, ExtraError, FileError
 from afterdrop.models.fingerprint import fingerprint
 from afterdrop.tensor_files import write_tensors
 from afterdrop.train import DivergedError, TrainError, training_loop
+from afterdrop.train.checkpoint import read_checkpoint, write_checkpoint
 from afterdrop.train.folder import RunFolder, locked
 from afterdrop.train.load_run import kept_fingerprint
 from afterdrop.train.text_task import TextTask
@@ -360,6 +361,16 @@ def test_a_damaged_checkpoint_never_replaces_the_one_before(text_config, tmp_pat
             run(text_config, out)
     assert run(text_config, out).finished
     assert_same_run(tmp_path / "whole", out)
+
+
+def test_states_of_the_optimiser_in_another_order_are_refused(text_config, tmp_path):
+    train.run(text_config, tmp_path / "run", progress=False, max_minutes=1e-9)
+    path = tmp_path / "run" / "checkpoint" / "last.safetensors"
+    saved = read_checkpoint(path)
+    saved.facts["optimiser"][0]["params"].reverse()
+    write_checkpoint(path, saved)
+    with pytest.raises(FileError, match=r"last.*not in the order of the parameters"):
+        train.run(text_config, tmp_path / "run", progress=False)
 
 
 def test_files_of_another_schema_version_are_refused(text_config, tmp_path):

@@ -103,6 +103,8 @@ def check_training_state(saved: Checkpoint, trainer: Trainer, path: Path) -> Non
         torch.Generator().set_state(saved.tensors["random.cpu"])
         groups = trainer.optimiser.state_dict()["param_groups"]
         _require_like(facts["optimiser"], groups, "optimiser")
+        if [group["params"] for group in facts["optimiser"]] != [g["params"] for g in groups]:
+            raise ValueError("optimiser.params are not in the order of the parameters")
         _check_progress(facts, trainer.config.schedule.steps_per_interval)
     except (RuntimeError, ValueError) as error:
         raise FileError(f"{path} is damaged ({error}); {_REMEDY}") from error
