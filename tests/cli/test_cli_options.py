@@ -199,6 +199,10 @@ def test_every_verb_and_hundreds_of_values_are_tried():
         *(([verb, *COMMANDS[verb], "--batch-dim=-3"], "batch_dim=-3") for verb in BATCHED),
         (["select", "run", "--resamples", LARGE], "resamples=4294967296 must be between"),
         (["dynamic", *COMMANDS["dynamic"], "--window", LARGE], "window=4294967296 must be at most"),
+        (
+            ["evaluate", "run", "--overwrite", "--stripes", LARGE],
+            "stripes=4294967296 must be at most",
+        ),
         *(
             ([verb, *COMMANDS[verb], "--device", device], f"device='{device}' does not exist")
             for verb, device in (("train", "meta"), ("train", "xpu"), ("score", "meta"))

@@ -21,6 +21,7 @@ from torch import Tensor
 from afterdrop.errors import DataError
 
 IGNORE = -100  # the default ignore_index of torch's cross_entropy
+_MOST = 2**20  # stripes or tokens per window, which are in memory with their logits
 JITTER = 100  # lines (tokens where there are no lines), as in deepmind/lamb
 
 
@@ -206,3 +207,5 @@ def _check(tokens: Tensor, **sizes: int) -> None:
     for name, size in sizes.items():
         if size < 1:
             raise DataError(f"{name}={size} must be at least 1")
+        if size > _MOST:
+            raise DataError(f"{name}={size} must be at most {_MOST:,}")
