@@ -3,7 +3,8 @@
 A rank that dies is noticed at once, because its connection closes. A rank that is frozen (a stopped
 process, a hung GPU or host) is not: the others wait in a collective operation. Each rank therefore
 notes in the store of the process group how many collective operations it has entered. A rank that
-has waited for a minute reads these notes and names the ranks that have entered fewer.
+has waited for a minute reads these notes and names the ranks that have entered fewer. It does the
+same while the ranks join the group.
 """
 
 from __future__ import annotations
@@ -99,7 +100,7 @@ class RankWatch:
             return 0
 
     def _run(self) -> None:
-        say_after = min(_SAY_AFTER, self._limit / 2)
+        say_after = _say_after(self._limit)
         while not self._closed.wait(min(_BEAT, say_after / 4)):
             with contextlib.suppress(Exception):  # the store is gone when the group is
                 if self._noted != self._entered:
@@ -112,11 +113,47 @@ class RankWatch:
 
     def _say(self, waited: float) -> None:
         missing = self.missing()
-        if self._since is None or not missing:
-            return
+        if self._since is not None:
+            _say(self.rank, waited, missing, self._limit)
+
+
+@contextlib.contextmanager
+def joining(store: Any, rank: int, count: int) -> Iterator[None]:
+    """Around joining a process group: speaks up when other ranks do not come.
+
+    Args:
+        store: The store through which the ranks meet.
+        rank: This rank.
+        count: The number of ranks.
+    """
+    limit = give_up_after().total_seconds()
+    waited, own = _say_after(limit), store.clone()  # the store itself is busy while it waits
+    store.set(_joined(rank), "")
+
+    def look() -> None:
+        with contextlib.suppress(Exception):  # the store is gone
+            missing = [other for other in range(count) if not own.check([_joined(other)])]
+            _say(rank, waited, missing, limit)
+
+    timer = threading.Timer(waited, look)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _say_after(limit: float) -> float:
+    """Seconds after which a rank that gives up after `limit` says what it waits for."""
+    return min(_SAY_AFTER, limit / 2)
+
+
+def _say(rank: int, waited: float, missing: list[int], limit: float) -> None:
+    if missing:
         print(
-            f"afterdrop: rank {self.rank} has waited {waited:.0f} s for {named(missing)}, and "
-            f"gives up after {self._limit:.0f} s ({VARIABLE}); it may be busy, stopped or hanging",
+            f"afterdrop: rank {rank} has waited {waited:.0f} s for {named(missing)}, and gives up "
+            f"after {limit:.0f} s ({VARIABLE}); it may be busy, stopped or hanging",
             file=sys.stderr,
             flush=True,
         )
@@ -134,3 +171,7 @@ def named(ranks: list[int]) -> str:
 
 def _key(rank: int) -> str:
     return f"afterdrop/entered/{rank}"
+
+
+def _joined(rank: int) -> str:
+    return f"afterdrop/joined/{rank}"

@@ -62,6 +62,37 @@ def test_a_frozen_rank_is_named_and_given_up(tmp_path):
         assert launcher.wait(60) != 0
 
 
+FREEZE = """
+import os, signal
+if os.environ.get("RANK") == "1":
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+@pytest.mark.subprocess
+@linux
+def test_a_rank_that_is_frozen_before_it_joins_is_named(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(FREEZE)  # which Python runs when it starts
+    paths = os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH"))))
+    train = ["-m", "afterdrop", "train", "digits-mlp", "--device", "cpu", "--quiet"]
+    launcher = subprocess.Popen(
+        command(*train, "--set", "schedule.intervals=1", "--out", str(tmp_path / "run")),
+        env=environment(AFTERDROP_RANK_TIMEOUT="16", PYTHONPATH=paths),
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        text=True,
+    )
+    try:
+        said = next(line for line in launcher.stderr if line.startswith("afterdrop"))
+        assert "rank 0 has waited 8 s for rank 1, and gives up after 16 s" in said
+        os.kill(pid_of_rank(1, launcher.pid), signal.SIGCONT)
+        launcher.stderr.read()
+        assert launcher.wait(60) == 0
+    finally:
+        launcher.kill()
+        launcher.communicate()
+
+
 def wait_for_end(pid):
     """Waits until a process has ended, and fails if it does not within ten seconds."""
     deadline = time.monotonic() + 10

@@ -19,7 +19,7 @@ from torch.distributed.distributed_c10d import PrefixStore
 from torch.distributed.rendezvous import rendezvous
 
 from afterdrop.errors import RankError, RankLost
-from afterdrop.rank_watch import give_up_after
+from afterdrop.rank_watch import give_up_after, joining
 from afterdrop.ranks import Ranks, Splitting, current
 from afterdrop.stop_request import signals_raise
 from afterdrop.train import choose_device
@@ -60,9 +60,10 @@ def process_group(device: str) -> Iterator[Splitting | None]:
         store, rank, count = next(rendezvous("env://"))
         # After a restart (--max-restarts) the store still holds the addresses of the old ranks.
         store = PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
-        dist.init_process_group(
-            backend, store=store, rank=rank, world_size=count, timeout=give_up_after()
-        )
+        with joining(store, rank, count):
+            dist.init_process_group(
+                backend, store=store, rank=rank, world_size=count, timeout=give_up_after()
+            )
     except (RuntimeError, ValueError) as error:
         raise RankError(
             f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} cannot join the others at "
