@@ -1,6 +1,7 @@
 """Storages that are away for a while, and journals that lost lines."""
 
 import contextlib
+import sqlite3
 import subprocess
 import threading
 from dataclasses import replace
@@ -14,7 +15,7 @@ from afterdrop.tune.checks import TuneError
 from afterdrop.tune.journal_file import JournalFile
 from afterdrop.tune.next_point import propose
 from afterdrop.tune.optuna_backend import Backend
-from afterdrop.tune.search_space import apply_point
+from afterdrop.tune.search_space import Axis, Space, apply_point
 from afterdrop.tune.storage_retries import StorageAway, no_retries, retried
 from afterdrop.tune.study_runner import join_study, run_study
 from afterdrop.tune.trial_ledger import Ledger
@@ -285,3 +286,22 @@ def test_an_outage_does_not_count_as_silence_of_a_worker(tmp_path, settings, mon
     clock[0] = 161.0
     ledger.take(9)
     assert ledger.backend.trials()[trial.number].state == "failed"
+
+
+def test_a_database_whose_rows_contradict_each_other_is_damaged_and_not_away(tmp_path):
+    file = tmp_path / "study.db"
+    backend, space = Backend(tmp_path, f"sqlite:///{file}", "s"), Space((Axis("seed", 0, 1),))
+
+    def start():
+        backend.enqueue({"seed": 0.5}, {})
+        with backend.exclusive():
+            trial = backend.start(space)
+        backend.finish(trial.number, "complete", 1.0)
+
+    for _ in range(3):
+        start()
+    with contextlib.closing(sqlite3.connect(file)) as connection:
+        connection.execute("DELETE FROM trials WHERE trial_id = 2")
+        connection.commit()
+    with pytest.raises(TuneError, match=r"study\.db is damaged \(Multiple.*restore it from a copy"):
+        start()

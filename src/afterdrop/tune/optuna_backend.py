@@ -228,7 +228,11 @@ class Backend:
 
     @contextmanager
     def _reachable(self) -> Iterator[None]:
-        """Raises `StorageAway`, with the reason in one line, for errors of the connection."""
+        """Raises `StorageAway`, with the reason in one line, for errors of the connection.
+
+        Raises:
+            TuneError: If the storage answers, but its rows contradict each other.
+        """
         away = (
             sqlalchemy.exc.OperationalError,
             sqlalchemy.exc.InterfaceError,
@@ -237,8 +241,10 @@ class Backend:
         try:
             yield
         except away as error:
-            self.away_at = time.monotonic()
             reason = error.orig if isinstance(error, sqlalchemy.exc.DBAPIError) else error.__cause__
+            if isinstance(reason, sqlalchemy.exc.InvalidRequestError):  # rows twice or not at all
+                raise self._damaged(reason) from error
+            self.away_at = time.monotonic()
             raise StorageAway(self._reason(reason or error)) from error
 
 
