@@ -318,9 +318,10 @@ def test_a_damaged_line_of_metrics_is_named(text_config, tmp_path):
     folder = RunFolder(tmp_path / "run")
     good = folder.metrics.read_text()
     first, second, *others = good.splitlines(keepends=True)
-    for line in ("nonsense\n", "[1]\n", second.replace(": 1,", ": 2,"), '{"interval": 1}\n'):
+    changed = second.replace(": 1,", ": 2,")
+    for line in ("nonsense\n", "[1]\n", changed, '{"interval": 1}\n', first, ""):
         folder.metrics.write_text("".join([first, line, *others]))
-        with pytest.raises(DamagedError, match=r"line 2 of .*Restore a copy, or move"):
+        with pytest.raises(DamagedError, match=r"line [23] of .*Restore a copy, or move"):
             folder.read_metrics()
     folder.metrics.write_text(good + '{"inter')  # as a killed writer leaves it
     assert len(folder.read_metrics()) == len(good.splitlines())

@@ -107,6 +107,8 @@ class RunFolder(RunLayout):
             try:
                 line = read_record(MetricsLine, parse_json(text, source))
                 check_seal(source, {**line})
+                if found and line["interval"] != (before := found[-1]["interval"]) + 1:
+                    raise ValueError(f"interval {line['interval']} after interval {before}")
             except DamagedError as error:
                 raise DamagedError(f"{error}. {remedy}") from error
             except ValueError as error:
