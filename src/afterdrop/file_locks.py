@@ -28,6 +28,11 @@ def without_waiting(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)
 
 
+def in_place(path: str, flags: int) -> int:
+    """As `without_waiting`, but refuses a symbolic link: a file elsewhere would be written to."""
+    return without_waiting(path, flags | getattr(os, "O_NOFOLLOW", 0))
+
+
 @contextmanager
 def file_lock(path: Path) -> Iterator[None]:
     """Waits for the lock of a file, across processes, threads and hosts that share the file.
@@ -36,7 +41,7 @@ def file_lock(path: Path) -> Iterator[None]:
         FileError: If the file system does not support locks.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "a", opener=without_waiting) as file:
+    with open(path, "a", opener=in_place) as file:
         if fcntl is not None:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX)
@@ -64,7 +69,7 @@ def sole_lock(path: Path) -> Iterator[None]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     while True:
-        file = open(path, "a", opener=without_waiting)  # noqa: SIM115 (open while the lock is held)
+        file = open(path, "a", opener=in_place)  # noqa: SIM115 (open while the lock is held)
         with file:
             take(file)
             if not _is_at(file, path):
@@ -146,7 +151,7 @@ class Alive:
 
     def __enter__(self) -> Alive:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(self.path, "w")
+        self._file = open(self.path, "w", opener=in_place)
         take(self._file)
         return self
 

@@ -327,6 +327,18 @@ def test_a_damaged_line_of_metrics_is_named(text_config, tmp_path):
     assert len(folder.read_metrics()) == len(good.splitlines())
 
 
+@pytest.mark.parametrize("name", ["metrics.jsonl", ".lock"])
+def test_nothing_is_written_through_a_link_in_a_run_folder(text_config, tmp_path, name):
+    run(text_config, tmp_path / "run", watch=lambda line: (line["interval"] == 1 and "x") or None)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_bytes(before := (tmp_path / "run" / "metrics.jsonl").read_bytes())
+    (tmp_path / "run" / name).unlink(missing_ok=True)
+    (tmp_path / "run" / name).symlink_to(elsewhere)
+    with pytest.raises((FileError, OSError), match=name):
+        run(text_config, tmp_path / "run")
+    assert elsewhere.read_bytes() == before
+
+
 @pytest.mark.parametrize("place", [30, -30])  # in the header, in the payload
 def test_a_damaged_last_checkpoint_falls_back_to_the_one_before(text_config, tmp_path, place):
     run(text_config, tmp_path / "whole")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
 
 from afterdrop.errors import DamagedError, FileError
-from afterdrop.file_locks import sole_lock
+from afterdrop.file_locks import in_place, sole_lock
 from afterdrop.files import (
     DIGEST,
     check_seal,
@@ -85,7 +85,7 @@ class RunFolder(RunLayout):
             FileError: If it cannot be written; resuming removes an incomplete line.
         """
         try:
-            with open(self.metrics, "a", encoding="utf-8") as file:
+            with open(self.metrics, "a", encoding="utf-8", opener=in_place) as file:
                 file.write(_line(line))
                 file.flush()
                 os.fsync(file.fileno())
