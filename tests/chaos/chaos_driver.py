@@ -25,6 +25,8 @@ from chaos_processes import ended, forked
 from chaos_study import tune_kills
 from chaos_work import Work, evaluation, keep_at_once, training
 
+from afterdrop.stop_request import NUMBERS
+
 
 def uninterrupted(work: Work, folder: Path) -> tuple[float, list[str]]:
     """Does the work in FOLDER/whole, and once more for its duration and its crash points.
@@ -55,28 +57,38 @@ def uninterrupted(work: Work, folder: Path) -> tuple[float, list[str]]:
     return time.monotonic() - start, json.loads(notes.read_text())
 
 
-def repeat_kills(work: Work, folder: Path, count: int) -> dict[str, int]:
-    """Kills at random times, at least `count` times and until a run was resumed."""
+def repeat_kills(
+    work: Work, folder: Path, count: int, numbers: tuple[signal.Signals, ...] = (signal.SIGKILL,)
+) -> dict[str, int]:
+    """Sends signals at random times, at least `count` of them and until a run was resumed."""
     seconds, _ = uninterrupted(work, folder)
     rng, kills, run = random.Random(0), 0, 0
     while kills < count or not work.log.resumed():
         place, run = folder / f"run-{run}", run + 1
-        kills += kill_until_done(partial(work.action, place), 1.2 * seconds, rng)
+        kills += kill_until_done(partial(work.action, place), 1.2 * seconds, rng, numbers)
         work.same(place)
     return {"kills": kills, "resumed": work.check(), "runs": run}
 
 
-def kill_until_done(action: Callable[[], object], longest: float, rng: random.Random) -> int:
-    """Kills the action after random times and starts it again until it ends; counts the kills."""
+def kill_until_done(
+    action: Callable[[], object],
+    longest: float,
+    rng: random.Random,
+    numbers: tuple[signal.Signals, ...],
+) -> int:
+    """Sends one of some signals after a random time, again and again until the action ends.
+
+    Each must end with a status that says so to a shell. Returns how many ended it.
+    """
     kills = 0
     while True:
-        pid = forked(action)
+        pid, number = forked(action), rng.choice(numbers)
         time.sleep(rng.uniform(0, longest))
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, number)
         status = ended(pid)
         if status == 0:
             return kills
-        assert status == -signal.SIGKILL, f"ended with {status}"
+        assert status in (-number, 128 + number), f"ended with {status} after {number.name}"
         kills += 1
 
 
@@ -103,6 +115,8 @@ def crash(work: Work, place: Path, point: int) -> None:
 
 def chaos(mode: str, folder: Path, count: int) -> dict[str, int]:
     """One kind of chaos; returns what happened."""
+    if mode == "evaluation signals":  # finished batches are kept when one comes
+        return repeat_kills(evaluation(folder), folder, count, NUMBERS)
     keep_at_once()
     if mode == "tuning kills":
         return tune_kills(folder, count)

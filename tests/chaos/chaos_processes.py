@@ -1,6 +1,7 @@
 """Child processes that share the imports of this one."""
 
 import os
+import signal
 import sys
 from collections.abc import Callable
 
@@ -12,6 +13,10 @@ def forked(action: Callable[[], object]) -> int:
         try:
             action()
             os._exit(0)
+        except SystemExit as end:
+            os._exit(int(end.code or 0))
+        except KeyboardInterrupt:  # before the command line handles signals, or after
+            os._exit(128 + signal.SIGINT)
         except BaseException as error:
             print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
             os._exit(1)

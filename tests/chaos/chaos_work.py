@@ -125,7 +125,8 @@ def evaluation(folder: Path) -> Work:
         # Not every pass: that scores are those of this model and data is seen from plain ones.
         ResumeStore.add = log.noting(ResumeStore.add, lambda *arguments: arguments[1])
         log.start(place, batches_kept(place))
-        assert main(["evaluate", *names, "--out", str(place), *options]) == 0
+        if status := main(["evaluate", *names, "--out", str(place), *options]):
+            raise SystemExit(status)
 
     def same(place: Path) -> None:
         whole = folder / "whole"

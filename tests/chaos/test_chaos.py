@@ -19,6 +19,7 @@ COUNTS = {
     "training kills": 12,
     "training crashes": 15,
     "evaluation kills": 7,
+    "evaluation signals": 10,
     "evaluation crashes": 15,
     "tuning kills": 2,
 }
@@ -40,7 +41,7 @@ def test_interrupted_work_ends_as_if_it_had_been_left_alone(mode, tmp_path):
     happened = json.loads(done.stdout.splitlines()[-1])
     print(f"\n{mode}: {happened}")
     assert happened["resumed"] > 0
-    if mode.endswith("kills"):
+    if mode.endswith(("kills", "signals")):
         assert happened["kills"] >= count
     else:
         assert happened["crashes"] >= count + 2 * (count // 5)

@@ -397,7 +397,9 @@ def test_scores_of_training_data_are_shown_if_they_are_of_the_same_model(trained
     assert "on the first 60 targets" in page.words
     command = repeat_commands(read_input(trained_copy))[2]
     assert "--split train --limit 60 --num-samples 4" in command
-    scores.save(trained_copy / "scores" / "train.safetensors")
+    request = dataclasses.replace(scores.request, split="train")
+    other = ad.Scores(dataclasses.replace(scores.protocol, request=request), scores.tensors)
+    other.save(trained_copy / "scores" / "train.safetensors")
     page = report(trained_copy)
     assert "Fit to the training data" not in page.words
     assert "the train scores are of another model" in page.words

@@ -73,9 +73,7 @@ def _run_stages(
     asked = dataclasses.replace(
         request, plan=dataclasses.replace(request.plan, num_samples=few), adaptive=None
     )
-    # Its scores are saved with those of the main evaluation, so until then its parts are all.
-    kept = dataclasses.replace(_in_folder(execution, PILOT), keep_all=True)
-    pilot = run(data.pilot, asked, kept, None)
+    pilot = run(data.pilot, asked, _in_folder(execution, PILOT), None)
     share = data.share if targets is None else min(1.0, pilot.num_targets / targets)
     known = execution.ranks.from_rank0(lambda: dataclasses.asdict(decide(pilot, settings, share)))
     decision = Decision(tuple(known["multipliers"]), known["num_samples"])

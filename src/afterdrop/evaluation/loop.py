@@ -62,8 +62,6 @@ class Execution:
         windows: Windows of a text per batch, at most.
         reset: Makes the model forget state that it keeps between calls.
         compute_once: Whether modules before the first dropout site run once per batch.
-        keep_all: Whether the last batches are kept in `resume` too, because the scores are not
-            saved at once.
     """
 
     first_example: int = 0
@@ -74,7 +72,6 @@ class Execution:
     windows: int = 32
     reset: Reset | None = None
     compute_once: bool = True
-    keep_all: bool = False
 
 
 def run_evaluation(
@@ -158,7 +155,7 @@ def run_evaluation(
                     execution.ranks,
                     targets,
                 )
-                tensors = _run_kept(numbered, engines, store, bar, execution.keep_all)
+                tensors = _run_kept(numbered, engines, store, bar)
     if not tensors[name_of("data", "targets")].numel():
         raise DataError(f"no target counts: all equal ignore_index={request.ignore_index}")
     parts = None if execution.resume is None else Path(execution.resume)
@@ -240,7 +237,6 @@ def _run_kept(
     engines: Dispatcher,
     store: ResumeStore,
     bar: Any,
-    keep_all: bool,
 ) -> Results:
     """Results of all batches, of which this process evaluates those that are due."""
 
@@ -255,7 +251,7 @@ def _run_kept(
         for job in _jobs(due(), engines):
             store.add(job.number, job.batch, job.results())
             bar.update()
-        return store.finish(keep_all)
+        return store.finish()
 
 
 def find_batch_sites(

@@ -1,10 +1,10 @@
 """Finished parts of an evaluation, kept on disk so that an interrupted one can resume.
 
-A part holds the results of a few batches. Parts are written every half minute and on interruption;
-in the order of the examples they are what an uninterrupted evaluation would have held. They stay
-until the scores are saved (`Scores.save`). Where ranks share the work, each writes its own parts,
-rank 0 loads those of all ranks, and the batches that are left are distributed again: an evaluation
-can resume with any number of ranks.
+A part holds the results of a few batches. Parts are written every half minute, on interruption and
+at the end; in the order of the examples they are what an uninterrupted evaluation would have held.
+They stay until the scores are saved (`Scores.save`). Where ranks share the work, each writes its
+own parts, rank 0 loads those of all ranks, and the batches that are left are distributed again: an
+evaluation can resume with any number of ranks.
 """
 
 import contextlib
@@ -148,19 +148,14 @@ class ResumeStore:
         if time.monotonic() - self._saved > _SECONDS:
             self._save()
 
-    def finish(self, keep_all: bool = False) -> dict[str, Tensor]:
-        """All results joined: those of each batch exactly once.
-
-        Args:
-            keep_all: Whether to write those to the folder that are not there yet.
-        """
+    def finish(self) -> dict[str, Tensor]:
+        """All results joined: those of each batch exactly once."""
         if max(self._digests, default=-1) >= self._seen:
             raise FileError(
                 f"{self.folder} holds {len(self._digests)} finished batches, the data now have "
                 f"{self._seen}; give the same data, or remove that folder"
             )
-        if keep_all or self.ranks.count > 1:
-            self._save()  # whatever becomes of the other ranks, this share is done
+        self._save()  # until the scores are saved, or if another rank fails
         if self.ranks.count > 1:
             check_same_data(self._data.hexdigest(), self.ranks)
         held = Counter(number for share in self.ranks.gather(self._held) for number in share)
@@ -170,7 +165,6 @@ class ResumeStore:
                 f"{len(wrong)} of {self._seen} batches, the first of them {wrong[0]}, are in "
                 f"{self.folder} twice or not at all; remove that folder and evaluate again"
             )
-        self._fresh = []  # their results cannot be saved any more once they are taken
         return gather_results(self._results.take(), self.ranks)
 
     def _what_is_kept(self) -> str:
