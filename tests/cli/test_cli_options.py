@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import afterdrop as ad
-from afterdrop import train
+from afterdrop import interrupted_import, train
 from afterdrop.cli import VERBS, main
 from afterdrop.cli.options import checked
 from afterdrop.errors import DataError
@@ -285,6 +285,16 @@ def test_an_interrupt_during_the_imports_is_one_line(tmp_path):
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
     assert said == "\nafterdrop: interrupted before it started\n"
+
+
+def test_a_second_interrupt_of_a_command_is_not_one_of_its_imports():
+    """It would end the command at once, before finished batches are kept."""
+    before = signal.signal(signal.SIGINT, interrupted_import._stop)
+    try:
+        assert main(["--version"]) == 0
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_only_the_command_line_handles_an_interrupt_of_its_imports():

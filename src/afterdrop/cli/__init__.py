@@ -111,6 +111,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0 is success, 1 a check or a job that failed, 2 bad input, 129 a closed terminal (SIGHUP), 130
     an interruption (SIGINT), 141 a closed output pipe and 143 a termination (SIGTERM).
     """
+    end_quiet_imports()  # first: this is also what a second Ctrl-C does
     before, warnings.formatwarning = warnings.formatwarning, _one_line_warning
     try:
         with signals_raise(StopSignal):
@@ -128,7 +129,6 @@ def _one_line_warning(message: Warning | str, *place: Any, **line: Any) -> str:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    end_quiet_imports()
     if isinstance(sys.stdout, io.TextIOWrapper):  # names of files need not be Unicode
         sys.stdout.reconfigure(errors="backslashreplace")
     given = list(sys.argv[1:] if arguments is None else arguments)
