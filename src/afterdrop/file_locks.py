@@ -20,7 +20,8 @@ try:
 except ImportError:  # a system without flock, on which users must not run processes concurrently
     fcntl = None  # type: ignore[assignment]
 
-_NOT_SUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)  # by the file system
+# By the file system. The last two are the same number on Linux, and not on macOS.
+_NOT_SUPPORTED = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP)
 
 
 def without_waiting(path: str, flags: int) -> int:
@@ -104,7 +105,7 @@ def is_abandoned(path: Path) -> bool:
     if fcntl is None:
         return False
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=in_place) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return False
@@ -117,7 +118,7 @@ def remove_unlocked(path: Path) -> None:
     The file is locked meanwhile, so that a process that has just created it notices that it is
     gone: it cannot take the lock, or finds no link to the file.
     """
-    with suppress(OSError), open(path, "rb") as file:
+    with suppress(OSError), open(path, "rb", opener=in_place) as file:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             path.unlink()

@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from afterdrop.errors import DamagedError, FileError
 from afterdrop.file_locks import file_lock, remove_unlocked, sole_lock, take
 from afterdrop.files import (
+    TEMPORARY,
     read_json,
     sealed,
     write_atomic,
@@ -181,6 +182,12 @@ def test_a_pipe_in_the_place_of_a_lock_does_not_block(tmp_path):
     for lock in (sole_lock, file_lock):
         with pytest.raises(OSError, match="lock"), lock(tmp_path / "lock"):
             pass
+
+
+def test_a_pipe_in_the_place_of_a_temporary_file_does_not_block(tmp_path):
+    os.mkfifo(tmp_path / f".x.0123abcd{TEMPORARY}")
+    write_atomic(tmp_path / "x", b"new")
+    assert (tmp_path / "x").read_bytes() == b"new"
 
 
 def test_a_pipe_is_not_replaced_by_a_file(tmp_path):
