@@ -167,6 +167,17 @@ def test_lost_and_changed_lines_are_named_with_the_way_on(journal, change):
     assert read(journal.path) == [0, 1]
 
 
+def test_nothing_is_written_through_a_link_in_the_place_of_a_journal(tmp_path):
+    """What is not a journal would be taken for an incomplete line, and removed."""
+    elsewhere, path = tmp_path / "elsewhere", tmp_path / "study" / "journal.log"
+    elsewhere.write_text("years of work")
+    path.parent.mkdir()
+    path.symlink_to(elsewhere)
+    with pytest.raises(TuneError, match=r"journal\.log' cannot be opened"):
+        Backend(path.parent, None, "study")
+    assert elsewhere.read_text() == "years of work"
+
+
 def test_a_journal_that_shrinks_while_it_is_used_is_not_written_to(journal):
     assert [log["op_code"] for log in journal.read_logs(0)] == list(range(5))
     lines = journal.path.read_bytes().splitlines(keepends=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from afterdrop.errors import DamagedError
-from afterdrop.file_locks import file_lock
+from afterdrop.file_locks import file_lock, in_place
 from afterdrop.files import DIGEST, check_seal, open_regular, parse_json, sealed
 from afterdrop.plain_text import shell_word
 from afterdrop.tune.checks import TuneError
@@ -30,6 +30,9 @@ class JournalFile:
     Args:
         path: The file, which is created if necessary.
 
+    Raises:
+        OSError: If it cannot be created, or is a symbolic link: a file elsewhere would be changed.
+
     Example:
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as folder:
@@ -42,7 +45,8 @@ class JournalFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._known = (0, 0)  # a number of lines, and of the bytes that they have
-        path.touch()
+        with open(path, "ab", opener=in_place):
+            pass
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
         """The operations from a number on.
@@ -58,7 +62,8 @@ class JournalFile:
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         """Appends operations and waits until they are on the disk."""
-        with file_lock(self.path.with_name(".journal.lock")), open(self.path, "rb+") as file:
+        lock = self.path.with_name(".journal.lock")
+        with file_lock(lock), open(self.path, "rb+", opener=in_place) as file:
             count, end = self._known
             for number, _, place in self._lines(file, count):
                 count, end = number + 1, place
