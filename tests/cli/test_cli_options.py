@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import afterdrop as ad
-from afterdrop import interrupted_import, train
+from afterdrop import cli, interrupted_import, train
 from afterdrop.cli import VERBS, main
 from afterdrop.cli.options import checked
 from afterdrop.errors import DataError
@@ -295,6 +295,16 @@ def test_a_second_interrupt_of_a_command_is_not_one_of_its_imports():
         assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_a_signal_while_an_error_is_shown_has_no_traceback(monkeypatch, capsys):
+    def signalled(text):
+        signal.raise_signal(signal.SIGTERM)
+        return one_line(text)
+
+    monkeypatch.setattr(cli, "one_line", signalled)
+    assert main(["select", "nowhere"]) == 143
+    assert capsys.readouterr().err == "\nafterdrop: terminated\n"
 
 
 def test_only_the_command_line_handles_an_interrupt_of_its_imports():

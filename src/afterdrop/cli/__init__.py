@@ -115,7 +115,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     before, warnings.formatwarning = warnings.formatwarning, _one_line_warning
     try:
         with signals_raise(StopSignal):
-            status = _run(arguments)
+            try:
+                status = _run(arguments)
+            except KeyboardInterrupt as error:
+                status = _stopped(error)
     finally:
         warnings.formatwarning = before
     if arguments is None:  # the process ends now, which takes torch a third of a second
@@ -162,11 +165,14 @@ def _run(arguments: Sequence[str] | None) -> int:
         why = one_line(str(error).splitlines()[0] if str(error) else "no memory is left")
         print(f"afterdrop: out of memory: {why:.200}; give smaller sizes", file=sys.stderr)
         return 2
-    except KeyboardInterrupt as error:
-        stop = error if isinstance(error, StopSignal) else StopSignal("SIGINT")
-        if speaks():
-            said = "; ".join([_STOPS[stop.name], *getattr(error, "__notes__", ())])
-            with contextlib.suppress(OSError):  # of a closed terminal
-                print(f"\nafterdrop: {one_line(said)}", file=sys.stderr)
-        return stop.status
     return status or 0
+
+
+def _stopped(error: KeyboardInterrupt) -> int:
+    """Says what a signal has stopped and what is kept; returns the exit status."""
+    stop = error if isinstance(error, StopSignal) else StopSignal("SIGINT")
+    if speaks():
+        said = "; ".join([_STOPS[stop.name], *getattr(error, "__notes__", ())])
+        with contextlib.suppress(OSError):  # of a closed terminal
+            print(f"\nafterdrop: {one_line(said)}", file=sys.stderr)
+    return stop.status
