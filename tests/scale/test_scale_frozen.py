@@ -77,14 +77,14 @@ def test_a_rank_that_is_frozen_before_it_joins_is_named(tmp_path):
     train = ["-m", "afterdrop", "train", "digits-mlp", "--device", "cpu", "--quiet"]
     launcher = subprocess.Popen(
         command(*train, "--set", "schedule.intervals=1", "--out", str(tmp_path / "run")),
-        env=environment(AFTERDROP_RANK_TIMEOUT="16", PYTHONPATH=paths),
+        env=environment(AFTERDROP_RANK_TIMEOUT="24", PYTHONPATH=paths),
         stderr=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         text=True,
     )
     try:
         said = next(line for line in launcher.stderr if line.startswith("afterdrop"))
-        assert "rank 0 has waited 8 s for rank 1, and gives up after 16 s" in said
+        assert "rank 0 has waited 12 s for rank 1, and gives up after 24 s" in said
         os.kill(pid_of_rank(1, launcher.pid), signal.SIGCONT)
         launcher.stderr.read()
         assert launcher.wait(60) == 0
