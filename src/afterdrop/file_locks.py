@@ -100,18 +100,6 @@ def take(file: IO[Any]) -> None:
             raise
 
 
-def is_abandoned(path: Path) -> bool:
-    """Whether the process that locked a file has ended; False if this cannot be determined."""
-    if fcntl is None:
-        return False
-    try:
-        with open(path, "rb", opener=in_place) as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return False
-    return True
-
-
 def remove_unlocked(path: Path) -> None:
     """Removes a file unless a process has locked it, or this cannot be determined.
 
@@ -168,4 +156,9 @@ def is_dead(folder: Path, worker: str) -> bool | None:
     path = folder / f"{worker}.alive"
     if fcntl is None or not path.exists():
         return None
-    return is_abandoned(path)
+    try:
+        with open(path, "rb", opener=in_place) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

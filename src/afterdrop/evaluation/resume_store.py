@@ -143,8 +143,8 @@ class ResumeStore:
         # A signal may come between any two steps: a batch is finished from this one on, or not.
         self._fresh.append(_Finished(number, digest, self._results.count, self.engines.carried()))
         self._held.append(number)
-        for before in self._fresh[-2:-1]:
-            before.carried.clear()  # only the last is written
+        if len(self._fresh) > 1:
+            self._fresh[-2].carried.clear()  # only the last is written
         if time.monotonic() - self._saved > _SECONDS:
             self._save()
 
