@@ -23,7 +23,7 @@ from afterdrop.errors import DamagedError, FileError
 from afterdrop.file_locks import remove_unlocked, take, without_waiting
 
 DIGEST = "digest"
-TEMPORARY = ".afterdrop.tmp"  # how names end that no other program gives its files
+TEMPORARY = ".afterdrop.tmp"  # the suffix of temporary files, which no other program uses
 
 _LARGEST = 1 << 26  # bytes of a file that is decoded as a whole; a long study has a few million
 
@@ -102,7 +102,7 @@ def _open_temporary(path: Path) -> tuple[BinaryIO, Path]:
         try:
             take(file)
             if os.fstat(file.fileno()).st_nlink:
-                with contextlib.suppress(OSError):  # there is no file yet, or are no permissions
+                with contextlib.suppress(OSError):  # no file yet, or a system without permissions
                     os.chmod(name, stat.S_IMODE(path.stat().st_mode))
                 return file, name
         except BlockingIOError:

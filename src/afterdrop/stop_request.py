@@ -2,7 +2,7 @@
 
     stop_request     a signal is noted, and the work asks for it where it can stop
     signals_raise    a signal raises an error wherever the work is
-    signals_wait     but not in here: what must be done as a whole
+    signals_wait     a signal waits for the end of what must be done as a whole
 
 A second signal has its usual effect, so that what hangs can be ended. One that follows at once does
 not count: `timeout` and torchrun send a signal to a process and to the group that it is in, and
@@ -129,8 +129,7 @@ def signals_raise(
 ) -> Iterator[None]:
     """Makes the first signal raise an error in the main thread, so that finished work is kept.
 
-    For a process that ends then: from the signal on, the end of its child processes counts for
-    nothing.
+    For a process that ends then: from the signal on, child processes that end raise no error.
 
     Args:
         error: Makes the error from the name of the signal.
@@ -177,7 +176,7 @@ def signals_wait() -> Iterator[None]:
 def _first_counts(
     first: Callable[[int], None],
 ) -> Callable[[int, Callable[[], None]], None]:
-    """What handles a first signal by `first`, and gives a later one its usual effect."""
+    """A handler that passes the first signal to `first`, and gives a later one its usual effect."""
     since: float | None = None
 
     def handle(number: int, restore: Callable[[], None]) -> None:
@@ -194,7 +193,7 @@ def _first_counts(
 
 
 def _let_children_end() -> None:
-    """Makes the end of a child process no error, here or later.
+    """Makes child processes that end, now or later, raise no error.
 
     A signal to the group also ends the workers of a DataLoader, and torch answers the end of one by
     an error in the main thread, at any line: where finished work is saved, too.
@@ -206,7 +205,7 @@ def _let_children_end() -> None:
 def end_at_next_signal(status: int) -> None:
     """Makes a signal end the process at once, for a process whose work is over.
 
-    Otherwise a second Ctrl-C would show a traceback of the interpreter's own end.
+    Otherwise a second Ctrl-C would show a traceback of the interpreter's shutdown.
 
     Args:
         status: The exit status.

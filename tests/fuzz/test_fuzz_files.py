@@ -51,9 +51,8 @@ IMPOSTORS: dict[str, Callable[[Path], None]] = {
 def ceilings() -> Iterator[None]:
     """Fails beyond 1 GiB of new memory, 20 s of CPU time and three minutes of waiting."""
 
-    def expired(
-        number: int, frame: object
-    ) -> None:  # what it raises is no error that readers handle
+    def expired(number: int, frame: object) -> None:
+        # Not an error, which a reader could handle.
         pytest.fail(f"took more than {CPU_SECONDS:g} s of CPU time, or waited {SECONDS} s")
 
     before = resource.getrlimit(resource.RLIMIT_AS)

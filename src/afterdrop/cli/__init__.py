@@ -153,7 +153,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     except (AfterdropError, OSError) as error:  # OSError: a path that cannot be used, a full disk
         if not isinstance(error, AfterdropError) and is_of_user_code(error):
             raise
-        if isinstance(error, BrokenPipeError):  # the reader of the output is gone, as of `| head`
+        if isinstance(error, BrokenPipeError):  # the reader of the output is gone, as with `| head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
         name = f"afterdrop rank {os.environ['RANK']}" if launched() else "afterdrop"

@@ -219,7 +219,7 @@ class Run:
             weights: The fingerprint of the model.
             again: Evaluates the user's own model, whose data and code may be others than they were:
                 it is asked for the deterministic member, which must have the same results.
-            dtype: The coarsest that this model computes with.
+            dtype: The coarsest dtype that this model computes with.
 
         Raises:
             FileError: If they are of another evaluation, or damaged.
