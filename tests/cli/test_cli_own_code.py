@@ -1,5 +1,6 @@
 """Errors in the user's own code, which the command line does not take for its own."""
 
+import os
 import sys
 
 import pytest
@@ -69,6 +70,22 @@ def valid_batches():
     with pytest.raises(error, match=r"image-6\.png") as caught:
         main(["evaluate", "mine:load_model", "mine:valid_batches", "--out", "run", "--quiet"])
     assert "the same command" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("flush", [False, True])
+def test_a_reader_of_what_the_users_code_prints_may_go_away(write, monkeypatch, flush):
+    printing = f"""
+class Printing(nn.Flatten):
+    def forward(self, x):
+        print("shapes", x.shape, flush={flush})
+        return super().forward(x)
+"""
+    write("mine", MODEL.replace("nn.Flatten()", "Printing()") + printing)
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        assert main(["sites", "mine:load_model", "builtin:digits"]) == 141
 
 
 def test_a_module_that_misses_a_package_has_a_traceback(write):

@@ -151,11 +151,12 @@ def _run(arguments: Sequence[str] | None) -> int:
     except StoppedElsewhere:  # rank 0 prints the reason
         return 2
     except (AfterdropError, OSError) as error:  # OSError: a path that cannot be used, a full disk
-        if not isinstance(error, AfterdropError) and is_of_user_code(error):
-            raise
-        if isinstance(error, BrokenPipeError):  # the reader of the output is gone, as with `| head`
+        of_user = not isinstance(error, AfterdropError) and is_of_user_code(error)
+        if isinstance(error, BrokenPipeError) and not (of_user and _output_is_read()):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 141
+        if of_user:
+            raise
         name = f"afterdrop rank {os.environ['RANK']}" if launched() else "afterdrop"
         print(f"{name}: {one_line(error)}", file=sys.stderr)
         return 2
@@ -166,6 +167,15 @@ def _run(arguments: Sequence[str] | None) -> int:
         print(f"afterdrop: out of memory: {why:.200}; give smaller sizes", file=sys.stderr)
         return 2
     return status or 0
+
+
+def _output_is_read() -> bool:
+    """Whether the output has a reader, unlike that of `afterdrop ... | head` after a few lines."""
+    try:
+        print(flush=True)  # flushing alone would write nothing: what failed is dropped
+    except BrokenPipeError:
+        return False
+    return True
 
 
 def _stopped(error: KeyboardInterrupt) -> int:
