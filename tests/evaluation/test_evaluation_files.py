@@ -1,8 +1,6 @@
 """Saving, merging, interrupting and resuming."""
 
-import contextlib
 import json
-import os
 import random
 
 import pytest
@@ -16,7 +14,6 @@ from afterdrop.errors import FileError, ScoresError
 from afterdrop.evaluation import resume_store
 from afterdrop.evaluation.output_summary import summary
 from afterdrop.evaluation.part_files import part_path, part_paths
-from afterdrop.evaluation.result_buffer import ResultBuffer
 from afterdrop.tensor_files import write_tensors
 from oracles.zoo import AWD, mlp
 
@@ -284,34 +281,6 @@ def test_an_interruption_inside_a_forward_pass(world, tmp_path):
     ahead = passes[0]
     ad.evaluate(model, batches, **OPTIONS)
     assert ahead < passes[0] - ahead
-
-
-@pytest.mark.parametrize(
-    ("owner", "name", "seconds"),
-    [(ResultBuffer, "add", 30.0), (os, "replace", 0.0), (ResultBuffer, "take", 30.0)],
-)
-@pytest.mark.parametrize("call", [1, 3])
-def test_a_signal_after_any_step_leaves_each_batch_once(
-    world, tmp_path, monkeypatch, owner, name, seconds, call
-):
-    """A batch is added, a part has its name, all results are joined: the next step is not done."""
-    model, batches = world
-    whole = saved(ad.evaluate(*world, **OPTIONS), tmp_path / "whole")
-    monkeypatch.setattr(resume_store, "_SECONDS", seconds)
-    real, calls = getattr(owner, name), []
-
-    def interrupted(*arguments):
-        result = real(*arguments)
-        calls.append(arguments)
-        if len(calls) == call:
-            raise KeyboardInterrupt
-        return result
-
-    with monkeypatch.context() as patch, contextlib.suppress(KeyboardInterrupt):
-        patch.setattr(owner, name, interrupted)
-        ad.evaluate(model, batches, resume=tmp_path / "p", **OPTIONS)
-    resumed = ad.evaluate(model, batches, resume=tmp_path / "p", **OPTIONS)
-    assert saved(resumed, tmp_path / "resumed") == whole
 
 
 def test_resuming_a_language_model_with_its_own_masks(tmp_path):

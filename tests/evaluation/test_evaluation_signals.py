@@ -17,6 +17,7 @@ MOMENTS = {
     "the results of a batch are there": (GenericEngine, "run"),
     "they were added": (ResultBuffer, "add"),
     "a part was written": (resume_store, "write_tensors"),
+    "all results were joined": (ResultBuffer, "take"),
 }
 
 
@@ -57,9 +58,10 @@ def test_a_signal_at_any_moment_costs_no_bit(tmp_path, monkeypatch, moment, work
     monkeypatch.setattr(resume_store, "_SECONDS", every)
     evaluate = work()
     whole = evaluate(None)
-    time = 1 if every > 0 and moment == "a part was written" else 3
-    interrupt_after(monkeypatch, *MOMENTS[moment], time)
-    if time == 1:  # the part of an interruption, whose echo the signal is
+    interruption = every > 0 and moment == "a part was written"
+    once = interruption or moment == "all results were joined"
+    interrupt_after(monkeypatch, *MOMENTS[moment], 1 if once else 3)
+    if interruption:  # the part that it writes; the signal after that is its echo
         interrupt_after(monkeypatch, GenericEngine, "run", 3)
     with pytest.raises(KeyboardInterrupt):
         evaluate(tmp_path / "parts")
