@@ -177,7 +177,7 @@ def _read_config(folder: Path) -> None:
 
 def _read_metrics(folder: Path) -> None:
     for line in ad.Run.open(folder).metrics:
-        assert line["step"] >= 0 and (line["xe"] is None or float(line["xe"]))
+        assert line["step"] >= 0 and isinstance(line["xe"], int | float)
 
 
 def _read_best(folder: Path) -> None:

@@ -16,6 +16,7 @@ from afterdrop.evaluation.likelihoods.predictive import Average, check_average
 from afterdrop.evaluation.request import Request
 from afterdrop.family.estimates import Estimate
 from afterdrop.family.member import Grid, Member
+from afterdrop.family.temperature import Nodes
 from afterdrop.files import read_json, write_json
 from afterdrop.masks.model_call import LogitsPlace
 from afterdrop.masks.model_guard import Reset
@@ -98,6 +99,7 @@ class Choice:
     pilot: tuple[Candidate, ...] | None = None
 
     def __post_init__(self) -> None:
+        Nodes(*self.temperatures)  # refuses a range that cannot be used
         if self.ensemble is None:
             Plan(self.num_samples)  # refuses what no predictor can have
 

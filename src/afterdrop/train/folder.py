@@ -107,6 +107,8 @@ class RunFolder(RunLayout):
             try:
                 line = read_record(MetricsLine, parse_json(text, source))
                 check_seal(source, {**line})
+                if line["step"] < 0:
+                    raise ValueError(f"step {line['step']} is negative")
                 if found and line["interval"] != (before := found[-1]["interval"]) + 1:
                     raise ValueError(f"interval {line['interval']} after interval {before}")
             except DamagedError as error:
