@@ -182,6 +182,16 @@ def test_every_form_of_the_samples_gives_the_same_scores(form, tmp_path):
         torch.testing.assert_close(found.tensors[name], tensor, atol=1e-6, rtol=0)
 
 
+def test_a_file_of_python_2_is_read_without_a_warning(tmp_path):
+    lp, targets = ensemble(k=3)
+    np.save(tmp_path / "s.npy", lp)
+    content = (tmp_path / "s.npy").read_bytes()
+    (tmp_path / "old.npy").write_bytes(content.replace(b"(3, 40, 4), }  ", b"(3L, 40, 4), } "))
+    found = [evaluated(tmp_path / name, targets) for name in ("s.npy", "old.npy")]
+    assert b"3L" in (tmp_path / "old.npy").read_bytes()
+    assert found[0].xe(ad.AMC) == found[1].xe(ad.AMC)
+
+
 def test_memory_bounds_how_much_is_read_and_changes_no_number(tmp_path):
     lp, targets = ensemble(4, 3000)
     np.save(tmp_path / "s.npy", lp)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import tempfile
+import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -173,7 +174,9 @@ def open_file(path: str | Path, what: str) -> Any:
     path = Path(path)
     try:
         if path.suffix == ".npy":
-            return _numbers(np.load(path, mmap_mode="r", allow_pickle=False))
+            with warnings.catch_warnings():  # that a file of Python 2 takes longer to read
+                warnings.simplefilter("ignore", UserWarning)
+                return _numbers(np.load(path, mmap_mode="r", allow_pickle=False))
         if path.suffix == ".safetensors":
             return _Slices(path, what)
     except FileError:
