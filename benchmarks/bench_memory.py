@@ -1,9 +1,9 @@
 """Peak memory of an evaluation over the number of targets and of samples.
 
 Each case runs in a process of its own: a small classifier, batches from a generator (so that the
-number of targets is not known beforehand) and a budget of 64 MiB. Cases have two members, or those
-of the default grid. Printed are the peak above the state before, the size of the scores, and the
-difference, which should be flat.
+number of targets is not known beforehand) and a budget of 64 MiB; finished parts are kept on disk,
+as by the command line. Cases have two members, or those of the default grid. Printed are the peak
+above the state before, the size of the scores, and the difference, which should be flat.
 
     python benchmarks/bench_memory.py [--targets 50000 100000 200000] [--samples 64]
 """
@@ -12,8 +12,10 @@ import argparse
 import resource
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,10 +44,12 @@ def measure(targets: int, samples: int, members: int) -> None:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Dropout(0.5), nn.Linear(16, 4))
-    options = {"grid": GRIDS[members], "memory": 64 * MIB}
+    options: dict[str, Any] = {"grid": GRIDS[members], "memory": 64 * MIB}
     ad.evaluate(model, batches(1000), num_samples=4, **options)
     before = resident()
-    scores = ad.evaluate(model, batches(targets), num_samples=samples, **options)
+    with tempfile.TemporaryDirectory() as folder:
+        options["resume"] = Path(folder, "parts")
+        scores = ad.evaluate(model, batches(targets), num_samples=samples, **options)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print((peak - before) / MIB, sum(t.nbytes for t in scores.tensors.values()) / MIB)
 

@@ -13,7 +13,7 @@ so that a note is verified without reading the tensors.
 import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from io import FileIO
 from pathlib import Path
 from typing import Any, cast
@@ -51,19 +51,28 @@ _MOST_DIMENSIONS, _MOST_ELEMENTS = 64, 2**48  # of a tensor
 _LONGEST_HEADER = 100_000_000  # bytes, the limit of safetensors itself
 
 
-def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], note: dict[str, Any]) -> None:
-    """Writes tensors and a note, atomically; holds no second copy of contiguous CPU tensors.
+def write_tensors(
+    path: str | Path, tensors: Mapping[str, Tensor | list[Tensor]], note: dict[str, Any]
+) -> None:
+    """Writes tensors and a note, atomically; holds no second copy of CPU tensors.
+
+    Args:
+        path: The file.
+        tensors: The tensors by name. Those of a list are written as one, joined along the last
+            dimension.
+        note: What can be stored as JSON.
 
     Raises:
         FileError: If the file cannot be written; an existing one is left as it is.
     """
     # Wide types first, so that every tensor is aligned to its type.
-    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    pieces = {name: [t] if isinstance(t, Tensor) else t for name, t in tensors.items()}
+    names = sorted(pieces, key=lambda name: (-pieces[name][0].element_size(), name))
     header, place = {}, 0
     for name in names:
-        tensor, start = tensors[name], place
-        place += tensor.numel() * tensor.element_size()
-        shape, kind = list(tensor.shape), _NAMES[tensor.dtype]
+        first, start = pieces[name][0], place
+        place += sum(piece.numel() for piece in pieces[name]) * first.element_size()
+        shape, kind = _shape_of(pieces[name]), _NAMES[first.dtype]
         header[name] = {"dtype": kind, "shape": shape, "data_offsets": [start, place]}
     text = json.dumps(as_json(note))
     size = len(_header_bytes(header, text, "0" * 64))
@@ -71,12 +80,29 @@ def write_tensors(path: str | Path, tensors: Mapping[str, Tensor], note: dict[st
     with written_atomically(path) as file:
         file.seek(size)
         for name in names:
-            content = _bytes_of(tensors[name].detach().cpu().contiguous())
-            for start in range(0, len(content), _CHUNK):
-                payload.update(content[start : start + _CHUNK])
-                file.write(content[start : start + _CHUNK])
+            for content in _contents([piece.detach().cpu() for piece in pieces[name]]):
+                payload.update(content)
+                file.write(content)
         file.seek(0)
         file.write(_header_bytes(header, text, payload.hexdigest()))
+
+
+def _shape_of(pieces: list[Tensor]) -> list[int]:
+    first, *others = pieces
+    if not others:
+        return list(first.shape)
+    return [*first.shape[:-1], sum(piece.shape[-1] for piece in pieces)]
+
+
+def _contents(pieces: list[Tensor]) -> Iterator[memoryview]:
+    """The bytes of tensors on the CPU that are joined along the last dimension, part by part."""
+    if len(pieces) == 1 and pieces[0].is_contiguous():
+        whole = _bytes_of(pieces[0])
+        yield from (whole[start : start + _CHUNK] for start in range(0, len(whole), _CHUNK))
+        return
+    rows = [piece.flatten(0, -2) if piece.dim() > 1 else piece[None] for piece in pieces]
+    for pieces_of_row in zip(*rows):
+        yield from (_bytes_of(piece.contiguous()) for piece in pieces_of_row)
 
 
 def read_tensors(path: str | Path) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -11,10 +11,10 @@ from safetensors.torch import save_file
 
 import afterdrop as ad
 from afterdrop.errors import FileError, ScoresError
-from afterdrop.evaluation import resume_store
+from afterdrop.evaluation import result_buffer, resume_store
 from afterdrop.evaluation.output_summary import summary
 from afterdrop.evaluation.part_files import part_path, part_paths
-from afterdrop.tensor_files import write_tensors
+from afterdrop.tensor_files import read_note, write_tensors
 from oracles.zoo import AWD, mlp
 
 N = 24
@@ -380,6 +380,20 @@ def test_parts_stay_until_the_scores_are_saved(world, tmp_path, interrupted):
     assert list(interrupted.glob("part-*"))
     scores.save(tmp_path / "scores")
     assert not interrupted.exists()
+
+
+def test_a_part_is_written_for_every_full_block_of_results(world, tmp_path, monkeypatch):
+    """Otherwise what must be written at once would grow with the number of targets."""
+    whole = ad.evaluate(*world, **OPTIONS)
+    each = sum(tensor.nbytes for tensor in whole.tensors.values()) // N
+    monkeypatch.setattr(result_buffer, "_BLOCK", 10 * each)  # of the 24 targets
+    found = ad.evaluate(*world, resume=tmp_path / "p", **OPTIONS)
+    parts = [read_note(path)["numbers"] for path in part_paths(tmp_path / "p")]
+    assert parts == [
+        [0, 1, 2],
+        [3, 4, 5],
+    ]  # of four targets each; a block holds ten
+    assert saved(found, tmp_path / "a") == saved(whole, tmp_path / "b")
 
 
 def test_one_evaluation_at_a_time_uses_a_folder(world, tmp_path):

@@ -121,6 +121,15 @@ def test_a_header_that_does_not_fit_the_payload_is_refused(tmp_path, entry):
         read_tensors(path)
 
 
+def test_pieces_are_written_as_one_tensor(tmp_path):
+    for dtype in (torch.float32, torch.int64):
+        whole = torch.arange(24).reshape(2, 3, 4).to(dtype)
+        write_tensors(tmp_path / "whole", {"a": whole, "b": whole[0, 0]}, {})
+        pieces = list(whole.split([1, 0, 3], -1))
+        write_tensors(tmp_path / "pieces", {"a": pieces, "b": whole[0, 0]}, {})
+        assert (tmp_path / "pieces").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
 def test_saving_takes_no_second_copy(tmp_path):
     tensors = {"a": torch.ones(2_000_000)}  # 8 MB
     tracemalloc.start()

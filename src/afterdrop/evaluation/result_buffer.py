@@ -65,7 +65,7 @@ class ResultBuffer:
         >>> buffer.add({"data.targets": torch.tensor([4])})
         >>> buffer.add({"data.targets": [torch.tensor([5]), torch.tensor([6])]})
         >>> buffer.part(1, 3)
-        {'data.targets': tensor([5, 6])}
+        {'data.targets': [tensor([5, 6])]}
     """
 
     def __init__(self, expected: int | None = None) -> None:
@@ -86,11 +86,16 @@ class ResultBuffer:
                 return
             self._blocks.append(self._new_block(heads))
 
-    def part(self, first: int, stop: int) -> Results:
-        """The results of the targets from number `first`, at which a batch began, up to `stop`."""
+    @property
+    def num_blocks(self) -> int:
+        """How many blocks there are."""
+        return len(self._blocks)
+
+    def part(self, first: int, stop: int) -> dict[str, list[Tensor]]:
+        """The results of the targets from number `first` up to `stop`, a piece per block."""
         some = [b for b in self._blocks if b.first < stop and b.first + b.filled > first]
         parts = [block.part(first, stop) for block in some or self._blocks[-1:]]
-        return schema.join(parts, "N") if parts else {}
+        return {name: [part[name] for part in parts] for name in parts[0]} if parts else {}
 
     def take(self) -> Results:
         """All results, which the buffer then no longer holds.

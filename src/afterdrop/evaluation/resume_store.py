@@ -1,10 +1,10 @@
 """Finished parts of an evaluation, kept on disk so that an interrupted one can resume.
 
-A part holds the results of a few batches. Parts are written every half minute, on interruption and
-at the end; in the order of the examples they are what an uninterrupted evaluation would have held.
-They stay until the scores are saved (`Scores.save`). Where ranks share the work, each writes its
-own parts, rank 0 loads those of all ranks, and the batches that are left are distributed again: an
-evaluation can resume with any number of ranks.
+A part holds the results of a few batches. Parts are written every half minute, every 33 MiB, on
+interruption and at the end; in the order of the examples they are what an uninterrupted evaluation
+would have held. They stay until the scores are saved (`Scores.save`). Where ranks share the work,
+each writes its own parts, rank 0 loads those of all ranks, and the batches that are left are
+distributed again: an evaluation can resume with any number of ranks.
 """
 
 import contextlib
@@ -106,13 +106,13 @@ class ResumeStore:
         self._kept = 0  # targets whose results are on disk
         self._seen = self._left = 0
         self._data = hashlib.blake2b(digest_size=12)
-        self._saved = 0.0
+        self._saved, self._blocks = 0.0, 0  # when, and with how many blocks of results
         self._lock = contextlib.ExitStack()
 
     def __enter__(self) -> "ResumeStore":
         self._digests = dict(self.ranks.from_rank0(self._open))
         self._kept = self._results.count
-        self._saved = time.monotonic()
+        self._saved, self._blocks = time.monotonic(), self._results.num_blocks
         return self
 
     def __exit__(self, kind: Any, error: Any, trace: Any) -> None:
@@ -145,7 +145,9 @@ class ResumeStore:
         self._held.append(number)
         if len(self._fresh) > 1:
             self._fresh[-2].carried.clear()  # only the last is written
-        if time.monotonic() - self._saved > _SECONDS:
+        # Tensors are joined to be written, in memory that must not grow with the number of targets.
+        more = self._results.num_blocks > max(1, self._blocks)
+        if more or time.monotonic() - self._saved > _SECONDS:
             self._save()
 
     def finish(self) -> dict[str, Tensor]:
@@ -175,7 +177,7 @@ class ResumeStore:
         return f"{count} finished {what} kept in {self.folder}: the same command resumes"
 
     def _save(self) -> None:
-        self._saved = time.monotonic()
+        self._saved, self._blocks = time.monotonic(), self._results.num_blocks
         if self.folder is None or not self._fresh:
             return
         assert self._outputs is not None
@@ -191,7 +193,7 @@ class ResumeStore:
         }
         carried = {_CARRIED + n: tensor for n, tensor in self._fresh[-1].carried.items()}
         suffix = "" if self.ranks.count == 1 else f"-rank-{self.ranks.rank}"
-        tensors = {
+        tensors: dict[str, Tensor | list[Tensor]] = {
             **self._results.part(self._kept, stop),
             **carried,
             _OUTPUTS: self._outputs.projections,
