@@ -2,9 +2,11 @@
 
 import dataclasses
 import shutil
+from contextlib import nullcontext
 
 import pytest
 import torch
+from torch import nn
 
 import afterdrop as ad
 from afterdrop import train
@@ -61,6 +63,36 @@ def test_scores_under_the_name_of_another_split_are_refused(own_run):
     with pytest.raises(FileError, match=r"test\.safetensors holds scores of the split 'valid'"):
         own_run.scores("test")
     assert own_run.scores("valid").split == "valid"
+
+
+def test_scores_of_neighbouring_labels_are_of_other_data(tmp_path):
+    """Labels agree exactly, however large they are."""
+    net, labels = nn.Sequential(nn.Linear(2, 50_000), nn.Dropout(0.5)), torch.tensor([49_000])
+    nn.init.zeros_(net[0].weight)
+    nn.init.zeros_(net[0].bias)
+
+    def scores(labels):
+        return ad.evaluate(net, [(torch.ones(1, 2), labels)], grid=ad.Grid((0, 1)), num_samples=2)
+
+    run, kept = ad.Run(tmp_path / "own"), scores(labels)
+    run.save_scores(kept)
+    weights = kept.protocol.fingerprint
+    run.kept_scores(kept.asked, weights, lambda _: scores(labels))
+    with pytest.raises(FileError, match="is of other data"):
+        run.kept_scores(kept.asked, weights, lambda _: scores(labels + 1))
+
+
+@pytest.mark.parametrize(("ties", "other"), [(1, False), (2, True)])
+def test_rounding_may_decide_a_few_ties_between_classes(tmp_path, ties, other):
+    net = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Linear(16, 3))
+    data = [(torch.randn(100, 4), torch.randint(3, (100,)))]
+    run, kept = ad.Run(tmp_path / "own"), ad.evaluate(net, data, grid=ad.Grid((0, 1)))
+    run.save_scores(kept)
+    classes = kept.tensors["deterministic.class"].clone()
+    classes[:ties] = (classes[:ties] + 1) % 3
+    now = ad.Scores(kept.protocol, {**kept.tensors, "deterministic.class": classes})
+    with pytest.raises(FileError, match="other data") if other else nullcontext():
+        run.kept_scores(kept.asked, kept.protocol.fingerprint, lambda _: now)
 
 
 @pytest.mark.parametrize("member", [None, ad.Member(0.0, 1.0, 0.8), ad.Member(1.0, 0.5, 1.3)])
