@@ -69,6 +69,19 @@ class Louder(nn.Sequential):
     def forward(self, x):
         return super().forward(x) * 1.01
 
+class Moved(Louder):
+    def forward(self, x):
+        linear, relu, drop, last = self
+        return last(drop(relu(linear(x)).flip(-1)).flip(-1))
+
+class Gentler(Louder):
+    def __init__(self):
+        super().__init__()
+        self[2].p = 0.3
+
+    def forward(self, x):
+        return nn.Sequential.forward(self, x)
+
 def held_batches():
     for number, batch in enumerate(valid_batches()):
         while Path(f"hold-{number}").exists():
@@ -294,7 +307,13 @@ def test_killed_after_saving_the_same_command_succeeds(folder, capsys):
 
 @pytest.mark.parametrize(
     ("model", "data"),
-    [("load_model", "other_batches"), ("load_model", "valid_batches_cut"), ("Louder", None)],
+    [
+        ("load_model", "other_batches"),
+        ("load_model", "valid_batches_cut"),
+        ("Louder", None),
+        ("Moved", None),
+        ("Gentler", None),
+    ],
 )
 def test_scores_of_other_data_or_code_are_not_taken_for_these(folder, capsys, model, data):
     arguments = ["--out", "run", "--num-samples", "4", "--quiet"]

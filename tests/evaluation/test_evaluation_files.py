@@ -422,7 +422,7 @@ def test_resuming_with_other_code_or_state_is_refused(world, interrupted):
     """The weights are the same, but not what the model makes of them."""
     model, batches = world
     model.register_forward_hook(lambda module, inputs, output: output * 1.5)
-    with pytest.raises(FileError, match=r"gives other logits .* although its weights are the same"):
+    with pytest.raises(FileError, match=r"has other outputs .* although its weights are the same"):
         ad.evaluate(model, batches, resume=interrupted, **OPTIONS)
 
 
@@ -446,7 +446,7 @@ def test_resuming_with_slightly_other_code_is_refused(tmp_path, change):
     with pytest.raises(KeyboardInterrupt):
         ad.evaluate(model, stopping, resume=tmp_path, **OPTIONS)
     model.register_forward_hook(lambda module, inputs, output: OTHER_CODE[change](output))
-    with pytest.raises(FileError, match="gives other logits"):
+    with pytest.raises(FileError, match="has other outputs"):
         ad.evaluate(model, batches, resume=tmp_path, **OPTIONS)
 
 

@@ -77,9 +77,9 @@ def test_scores_of_neighbouring_labels_are_of_other_data(tmp_path):
     run, kept = ad.Run(tmp_path / "own"), scores(labels)
     run.save_scores(kept)
     weights = kept.protocol.fingerprint
-    run.kept_scores(kept.asked, weights, lambda _: scores(labels))
+    run.kept_scores(kept.asked, weights, lambda *_, **__: scores(labels))
     with pytest.raises(FileError, match="is of other data"):
-        run.kept_scores(kept.asked, weights, lambda _: scores(labels + 1))
+        run.kept_scores(kept.asked, weights, lambda *_, **__: scores(labels + 1))
 
 
 @pytest.mark.parametrize(("ties", "other"), [(1, False), (2, True)])
@@ -92,7 +92,7 @@ def test_rounding_may_decide_a_few_ties_between_classes(tmp_path, ties, other):
     classes[:ties] = (classes[:ties] + 1) % 3
     now = ad.Scores(kept.protocol, {**kept.tensors, "deterministic.class": classes})
     with pytest.raises(FileError, match="other data") if other else nullcontext():
-        run.kept_scores(kept.asked, kept.protocol.fingerprint, lambda _: now)
+        run.kept_scores(kept.asked, kept.protocol.fingerprint, lambda *_, **__: now)
 
 
 @pytest.mark.parametrize("member", [None, ad.Member(0.0, 1.0, 0.8), ad.Member(1.0, 0.5, 1.3)])

@@ -22,8 +22,9 @@ from afterdrop.cli.resolve import resolve_batches, resolve_model
 from afterdrop.cli.torchrun import shared_evaluation, speaks
 from afterdrop.errors import DataError
 from afterdrop.evaluation import evaluate_samples
-from afterdrop.evaluation.batches import Source
-from afterdrop.evaluation.loop import Execution, coarsest, run_evaluation
+from afterdrop.evaluation.batches import Source, open_batches
+from afterdrop.evaluation.loop import Execution, run_evaluation
+from afterdrop.evaluation.model_identity import coarsest
 from afterdrop.evaluation.request import (
     Adaptive,
     Request,
@@ -192,7 +193,7 @@ def evaluate(
         run = Run(out)
         if run.layout.scores(split).exists() and not overwrite:
             now = _evaluate_files(samples, targets, **options)
-            kept = run.kept_scores(now.request, now.protocol.fingerprint, lambda _: now)
+            kept = run.kept_scores(now.request, now.protocol.fingerprint, lambda *_, **__: now)
             _print_kept(run, kept, quiet)
             return
         with run.reserved_scores(split, overwrite=overwrite):
@@ -260,16 +261,17 @@ def evaluate(
         adaptive=adaptive,
         likelihood=likelihood,
     )
+    memory = None if memory_mib is None else memory_mib * 2**20
     if run.layout.scores(split).exists() and not overwrite:
         if trained:
             scores = run.kept_scores(request, Run(model).fingerprint(which))
         else:
             assert batches is not None
-            scores = _kept_of_model(run, request, model, batches, batch_size)
+            scores = _kept_of_model(run, request, model, batches, batch_size, memory)
         if speaks():
             _print_kept(run, scores, quiet)
         return
-    memory, parts = None if memory_mib is None else memory_mib * 2**20, run.layout.parts(split)
+    parts = run.layout.parts(split)
     asked = device if trained else device or "cpu"  # a user's own model stays where it is
     with contextlib.ExitStack() as held:
         with shared_evaluation(asked, parts) as (where, ranks):
@@ -289,14 +291,21 @@ def evaluate(
 
 
 def _kept_of_model(
-    run: Run, request: Request, model: str, batches: str, batch_size: int | None
+    run: Run,
+    request: Request,
+    model: str,
+    batches: str,
+    batch_size: int | None,
+    memory: int | None,
 ) -> Scores:
     """The scores of the user's own model, if its data and code are those that were evaluated."""
     own = resolve_model(model)
 
-    def again(asked: Request) -> Scores:
+    def again(asked: Request, *, first: bool) -> Scores:
         read, source = resolve_batches(batches, request.split), Source(batch_size)
-        return run_evaluation(own, read, asked, Execution(), source=source)
+        if first:
+            read, source = [open_batches(read, batch_size)[0]], Source()
+        return run_evaluation(own, read, asked, Execution(memory=memory), source=source)
 
     return run.kept_scores(request, fingerprint(own), again, coarsest(own, torch.float32))
 

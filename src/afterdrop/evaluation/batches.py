@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
@@ -58,7 +59,7 @@ class Batch:
         # States that a model carried there lie on its device, where reading them would wait for
         # the batches under way; they follow from the tokens of the batches before.
         there = [tensor for tensor in given if tensor.device.type == "cpu"] or given
-        return digest_tensors([*there, self.host])
+        return digest_tensors([*there, self.host], plain_values(self.given))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,9 +236,35 @@ def to_device(inputs: Any, device: torch.device) -> Any:
     return inputs.to(device) if is_movable(inputs) else inputs
 
 
-def digest_tensors(found: Iterable[Tensor]) -> str:
-    """A hash of tensors: shapes, types and values."""
+def plain_values(inputs: Any) -> Iterator[bytes]:
+    """What nested inputs hold beside tensors: text, numbers, arrays and images, in order.
+
+    Example:
+        >>> list(plain_values({"text": ["a", "b"], "scale": 2.0, "x": torch.ones(1)}))
+        [b"'text'", b"'a'", b"'b'", b"'scale'", b'2.0', b"'x'"]
+    """
+    if is_movable(inputs):
+        inputs = inputs.to_dict() if hasattr(inputs, "to_dict") else vars(inputs)
+    if isinstance(inputs, str | bytes | bool | int | float | complex | None):
+        yield repr(inputs).encode()
+    elif isinstance(inputs, Mapping):
+        for key, value in inputs.items():
+            yield from plain_values(key)
+            yield from plain_values(value)
+    elif isinstance(inputs, Sequence):
+        for value in inputs:
+            yield from plain_values(value)
+    elif not isinstance(inputs, Tensor) and hasattr(inputs, "__array_interface__"):
+        found = np.asarray(inputs)
+        yield f"{found.shape} {found.dtype}".encode()
+        yield repr(found.tolist()).encode() if found.dtype.hasobject else found.tobytes()
+
+
+def digest_tensors(found: Iterable[Tensor], values: Iterable[bytes] = ()) -> str:
+    """A hash of tensors: shapes, types and values; and of other values."""
     total = hashlib.blake2b(digest_size=12)
+    for value in values:
+        total.update(f"{len(value)} ".encode() + value)
     for tensor in found:
         total.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
         data = tensor.detach().cpu().contiguous().flatten()

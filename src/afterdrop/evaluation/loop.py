@@ -28,8 +28,8 @@ from afterdrop.evaluation.likelihoods.build_likelihood import build_likelihood
 from afterdrop.evaluation.likelihoods.categorical import Categorical
 from afterdrop.evaluation.likelihoods.model_loss import check_loss
 from afterdrop.evaluation.likelihoods.parametric import ParametricLikelihood
+from afterdrop.evaluation.model_identity import identify
 from afterdrop.evaluation.model_inputs import check_call, find_or_explain
-from afterdrop.evaluation.output_summary import summary
 from afterdrop.evaluation.rank_shares import agree
 from afterdrop.evaluation.request import Protocol, Request
 from afterdrop.evaluation.result_buffer import Pieces, ResultBuffer
@@ -126,8 +126,9 @@ def run_evaluation(
             warn_of_randomness(sites)
         found = first_output(model, first, request, reading)
         protocol = first_protocol(model, first, request, reading, sites, found)
-        kept = execution.resume is not None
-        outputs = summary(found, coarsest(model, found.dtype)) if kept else None
+        identity = None
+        if execution.resume is not None:
+            identity = identify(model, first, request, reading, sites, found)
         del found  # it may be large, and the memory for chunks is what is free
         if execution.ranks.count > 1:
             protocol = agree(protocol, execution.ranks)
@@ -151,7 +152,7 @@ def run_evaluation(
                     protocol,
                     engines,
                     execution.first_example,
-                    outputs,
+                    identity,
                     execution.ranks,
                     targets,
                 )
@@ -311,12 +312,6 @@ def first_output(
     if type(likelihood) is Categorical:
         check_loss(output, first.host, likelihood)
     return logits
-
-
-def coarsest(model: nn.Module, dtype: torch.dtype) -> torch.dtype:
-    """The floating-point dtype with the fewest digits among the weights and another one."""
-    kinds = {weight.dtype for weight in model.parameters() if weight.is_floating_point()}
-    return max(kinds | {dtype}, key=lambda kind: torch.finfo(kind).eps)
 
 
 def first_protocol(

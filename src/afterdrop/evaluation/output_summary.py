@@ -1,8 +1,7 @@
 """A short summary of a model's logits, by which a resumed evaluation recognises its model.
 
-Weights have a fingerprint, but code, settings and state outside of them do not. So the logits of
-the first batch are projected onto fixed directions: every row and every class counts, with a factor
-of its own, so that another order of the classes and a change in any row are seen.
+The logits of a batch are projected onto fixed directions: every row and every class counts, with a
+factor of its own, so that another order of the classes and a change in any row are seen.
 
 Legend: D directions, N rows, V classes, G groups of rows.
 """
@@ -38,6 +37,11 @@ class OutputSummary(NamedTuple):
 
     projections: Tensor
     tolerance: float
+
+    def joined(self, other: OutputSummary) -> OutputSummary:
+        """A summary of two outputs."""
+        projections = torch.cat([self.projections, other.projections], 1)
+        return OutputSummary(projections, max(self.tolerance, other.tolerance))
 
     def matches(self, kept: Tensor) -> bool:
         """Whether other projections are of the same logits, up to rounding.

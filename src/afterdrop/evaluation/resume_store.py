@@ -20,7 +20,7 @@ from torch import Tensor
 
 from afterdrop.errors import DamagedError, DataError, FileError, ScoresError
 from afterdrop.evaluation.batches import Batch, digest_tensors
-from afterdrop.evaluation.output_summary import OutputSummary
+from afterdrop.evaluation.model_identity import ModelIdentity
 from afterdrop.evaluation.part_files import part_path, part_paths, parts_lock
 from afterdrop.evaluation.rank_shares import check_same_data, gather_results
 from afterdrop.evaluation.request import Protocol
@@ -32,7 +32,7 @@ from afterdrop.ranks import SINGLE_PROCESS, Ranks
 from afterdrop.tensor_files import read_tensors, write_tensors
 from afterdrop.typed_records import read_record
 
-_KIND, _VERSION = "afterdrop-part", 3
+_KIND, _VERSION = "afterdrop-part", 4
 _SECONDS = 30.0
 _CARRIED, _OUTPUTS = "carried_", "outputs"
 
@@ -43,6 +43,7 @@ class PartNote(TypedDict):
     numbers: list[int]
     digests: list[str]
     first_example: int
+    buffers: str
 
 
 class _Finished(NamedTuple):
@@ -79,8 +80,8 @@ class ResumeStore:
         protocol: Of this evaluation; parts of another one are refused.
         engines: Compute the batches; what they carry is kept with the parts.
         first_example: Number of the first example.
-        outputs: Of the deterministic logits of the first batch, if parts are kept. Parts of a model
-            with other ones are refused: code and state outside of its weights may have changed.
+        identity: Of the model, if parts are kept. Parts of another one are refused: code and state
+            outside of its weights may have changed.
         ranks: The processes that share the batches.
         expected: Number of targets in the data, if known.
     """
@@ -91,7 +92,7 @@ class ResumeStore:
         protocol: Protocol,
         engines: Carrying,
         first_example: int,
-        outputs: OutputSummary | None,
+        identity: ModelIdentity | None,
         ranks: Ranks = SINGLE_PROCESS,
         expected: int | None = None,
     ) -> None:
@@ -99,7 +100,7 @@ class ResumeStore:
         self.protocol, self.engines, self.first_example = protocol, engines, first_example
         self.ranks = ranks
         self._results = ResultBuffer(expected if ranks.count == 1 else None)  # ranks have shares
-        self._outputs = outputs
+        self._identity = identity
         self._digests: dict[int, str] = {}  # of the batches on disk, by number
         self._held: list[int] = []  # numbers of the batches whose results this rank has
         self._fresh: list[_Finished] = []  # of those, the ones that are not on disk
@@ -180,7 +181,7 @@ class ResumeStore:
         self._saved, self._blocks = time.monotonic(), self._results.num_blocks
         if self.folder is None or not self._fresh:
             return
-        assert self._outputs is not None
+        assert self._identity is not None
         fresh = {batch.number: batch.digest for batch in self._fresh}
         first, stop = self._fresh[0].number, self._fresh[-1].targets
         note = {
@@ -190,13 +191,14 @@ class ResumeStore:
             "numbers": list(fresh),
             "digests": list(fresh.values()),
             "first_example": self.first_example,
+            "buffers": self._identity.buffers,
         }
         carried = {_CARRIED + n: tensor for n, tensor in self._fresh[-1].carried.items()}
         suffix = "" if self.ranks.count == 1 else f"-rank-{self.ranks.rank}"
         tensors: dict[str, Tensor | list[Tensor]] = {
             **self._results.part(self._kept, stop),
             **carried,
-            _OUTPUTS: self._outputs.projections,
+            _OUTPUTS: self._identity.outputs.projections,
         }
         # If a signal comes once it is written, saving again replaces the file by the same one.
         write_tensors(part_path(self.folder, first, suffix), tensors, note)
@@ -264,12 +266,15 @@ class ResumeStore:
                 f"the parts in {self.folder} start at first_example={part['first_example']}, "
                 f"not {self.first_example}; give the same, or remove that folder"
             )
-        assert self._outputs is not None
-        if outputs is None or not self._outputs.matches(outputs):
+        assert self._identity is not None
+        other = "other buffers" if part["buffers"] != self._identity.buffers else ""
+        if outputs is None or not self._identity.outputs.matches(outputs):
+            other = "other outputs"
+        if other:
             raise FileError(
-                f"the model gives other logits than the one of the parts in {self.folder}, "
-                "although its weights are the same: its code, its settings or the first batch have "
-                "changed. Restore them, or remove that folder."
+                f"the model has {other} than the one of the parts in {self.folder}, although its "
+                "weights are the same: its code, its settings or the first batch have changed. "
+                "Restore them, or remove that folder."
             )
         return part
 

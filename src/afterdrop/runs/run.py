@@ -210,7 +210,7 @@ class Run:
         self,
         request: Request,
         weights: str | None,
-        again: Callable[[Request], Scores] | None = None,
+        again: Callable[..., Scores] | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> Scores:
         """The scores of a request's split, if they are of that request and of these weights.
@@ -218,8 +218,9 @@ class Run:
         Args:
             request: What would be evaluated.
             weights: The fingerprint of the model.
-            again: Evaluates the user's own model, whose data and code may be others than they were:
-                it is asked for the deterministic member, which must have the same results.
+            again: Evaluates the user's own model on all batches or the first one, because its data
+                and code may be others than they were: without dropout all batches must have the
+                same results, and the first one those of all members.
             dtype: The coarsest dtype that this model computes with.
 
         Raises:
@@ -232,14 +233,14 @@ class Run:
                 "another --out or --split keeps it"
             )
         if again is not None:
-            plain = dataclasses.replace(
-                request,
-                grid=dataclasses.replace(request.grid, alphas=(0.0,), multipliers=(0.0,)),
-                plan=Plan(2, request.plan.seed),
-                adaptive=None,
-                temperatures=(scores.protocol.low, scores.protocol.high),
-            )
-            if not _agree(again(plain), scores, dtype):
+            temperatures = scores.protocol.low, scores.protocol.high
+            whole = dataclasses.replace(scores.request, adaptive=None, temperatures=temperatures)
+            grid = dataclasses.replace(request.grid, alphas=(0.0,), multipliers=(0.0,))
+            plain = dataclasses.replace(whole, grid=grid, plan=Plan(2, request.plan.seed))
+            if not (
+                _agree(again(plain, first=False), scores, dtype)
+                and _agree(again(whole, first=True), scores, dtype, first=True)
+            ):
                 raise FileError(
                     f"{path} exists and is of other data, or of a model with other code; "
                     "--overwrite replaces it, another --out or --split keeps it"
@@ -373,15 +374,23 @@ class Run:
         return run_evaluation(loaded.model, data, request, execution)
 
 
-def _agree(now: Scores, kept: Scores, dtype: torch.dtype) -> bool:
+def _agree(now: Scores, kept: Scores, dtype: torch.dtype, *, first: bool = False) -> bool:
     """Whether all results of an evaluation are among those of another one, up to rounding.
 
     Rounding decides ties between classes, so that a few of them may differ.
+
+    Args:
+        now: Of an evaluation.
+        kept: Of the other one.
+        dtype: The coarsest dtype of the model.
+        first: Whether the evaluation is of the first targets of the other one.
     """
     epsilon = torch.finfo(dtype).eps
     rounding = min(_ROUNDINGS * epsilon, epsilon**0.5)
     for name, tensor in now.tensors.items():
         other = kept.tensors.get(name)
+        if other is not None and first:
+            other = other[..., : now.num_targets]
         if other is None or other.shape != tensor.shape:
             return False
         if tensor.is_floating_point():

@@ -1,0 +1,91 @@
+"""A resumed evaluation refuses another model and other data, whatever they consist of."""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import afterdrop as ad
+from afterdrop.errors import FileError
+
+OPTIONS = {"grid": ad.Grid((0, 0.5, 1), (0, 0.5, 1)), "num_samples": 4}
+
+
+def interrupted(batches):
+    """Two batches, and then a Ctrl-C."""
+    yield from batches[:2]
+    raise KeyboardInterrupt
+
+
+class Changing(nn.Module):
+    """A model whose code or state can change while its weights stay."""
+
+    def __init__(self, *, early=True, strength=1.0, rare=0.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.drop, self.last = nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 3)
+        self.early, table = early, torch.zeros(9, 3)
+        table[8] = rare
+        self.register_buffer("strength", torch.tensor(strength), persistent=False)
+        self.register_buffer("table", table, persistent=False)
+
+    def forward(self, x, kinds):
+        hidden = self.first(x)
+        dropped = self.drop(hidden) if self.early else self.drop(hidden.flip(-1)).flip(-1)
+        return self.last(hidden + self.strength * (dropped - hidden)) + self.table[kinds]
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [({"early": False}, "outputs"), ({"strength": 0.5}, "outputs"), ({"rare": 2.0}, "buffers")],
+)
+def test_resuming_is_refused_if_dropout_or_a_buffer_that_is_not_saved_changed(
+    tmp_path, change, what
+):
+    """Without dropout the first batch has the same outputs."""
+    rows = [(torch.randn(12, 5), torch.full((12,), kind)) for kind in (0, 0, 8)]
+    batches = [(inputs, torch.randint(3, (12,))) for inputs in rows]
+    with pytest.raises(KeyboardInterrupt):
+        ad.evaluate(Changing(), interrupted(batches), resume=tmp_path, **OPTIONS)
+    with pytest.raises(FileError, match=f"has other {what} than the one of the parts"):
+        ad.evaluate(Changing(**change), batches, resume=tmp_path, **OPTIONS)
+    resumed = ad.evaluate(Changing(), batches, resume=tmp_path, **OPTIONS)
+    whole = ad.evaluate(Changing(), batches, **OPTIONS)
+    assert all(torch.equal(resumed.tensors[name], whole.tensors[name]) for name in whole.tensors)
+
+
+class Reading(nn.Module):
+    """A model that reads text, numbers and arrays itself."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 3))
+
+    def forward(self, x, extra):
+        return self.net(x) + len(str(extra))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (["a"] * 12, ["a"] * 11 + ["bb"]),
+        (1.0, 12.5),
+        ({"text": "a"}, {"text": "aa"}),
+        (np.zeros(12, dtype=np.int64), np.full(12, 10)),
+        (np.array(["a", None]), np.array(["a", "longer"], dtype=object)),
+    ],
+)
+def test_resuming_with_other_text_numbers_or_arrays_is_refused(tmp_path, before, after):
+    rows, labels = torch.randn(3, 12, 5), torch.randint(3, (3, 12))
+
+    def batches(second):
+        extras = [before, second, before]
+        return [((x, extra), y) for x, extra, y in zip(rows, extras, labels)]
+
+    with pytest.raises(KeyboardInterrupt):
+        ad.evaluate(Reading(), interrupted(batches(before)), resume=tmp_path, **OPTIONS)
+    with pytest.raises(FileError, match="batch 1 is not the one that was evaluated before"):
+        ad.evaluate(Reading(), batches(after), resume=tmp_path, **OPTIONS)
+    resumed = ad.evaluate(Reading(), batches(before), resume=tmp_path, **OPTIONS)
+    assert resumed.num_targets == 36
