@@ -325,6 +325,13 @@ def test_a_damaged_line_of_metrics_is_named(text_config, tmp_path):
             folder.read_metrics()
     folder.metrics.write_text(good + '{"inter')  # as a killed writer leaves it
     assert len(folder.read_metrics()) == len(good.splitlines())
+    for cut in range(1, len(others[-1]) if others else len(second)):
+        folder.metrics.write_text(good[:-cut])
+        assert len(folder.read_metrics()) == len(good.splitlines()) - 1
+    for bit in range(8):  # of the last newline
+        folder.metrics.write_bytes(good[:-1].encode() + bytes([ord("\n") ^ 1 << bit]))
+        with pytest.raises(DamagedError, match=r"line 7 of .*Restore a copy, or move"):
+            folder.read_metrics()
 
 
 @pytest.mark.parametrize("name", ["metrics.jsonl", ".lock"])

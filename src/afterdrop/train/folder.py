@@ -102,7 +102,10 @@ class RunFolder(RunLayout):
             return []
         remedy = "Restore a copy, or move the file away to continue without the old lines."
         found: list[dict[str, Any]] = []
-        for number, text in enumerate(read_whole(self.metrics).split(b"\n")[:-1], start=1):
+        *lines, last = read_whole(self.metrics).split(b"\n")
+        if last[-2:-1] == b"}":  # a write that was cut off leaves nothing behind the object
+            lines.append(last)
+        for number, text in enumerate(lines, start=1):
             source = f"line {number} of {self.metrics}"
             try:
                 line = read_record(MetricsLine, parse_json(text, source))
