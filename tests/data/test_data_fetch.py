@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import http.client
 import io
+import os
 import ssl
 import threading
 import tracemalloc
@@ -260,6 +261,29 @@ def test_a_part_is_not_written_through_a_symbolic_link(toy: Server, tmp_path: Pa
     with pytest.raises(FileError, match="it is a symbolic link: remove it"):
         quick(tmp_path)
     assert (tmp_path / "precious").read_text() == "years of work"
+
+
+def test_a_part_is_not_written_to_a_pipe(toy: Server, tmp_path: Path):
+    (tmp_path / "toy").mkdir()
+    os.mkfifo(tmp_path / "toy" / "data.gz.part")
+    with pytest.raises(FileError, match="it is a pipe or a device: remove it"):
+        quick(tmp_path)
+
+
+def test_an_archive_of_very_many_members_is_refused(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("data", PLAIN)
+        for number in range(1000):
+            archive.writestr(f"{number}", b"")
+    server.files["data.zip"] = packed.getvalue()
+    monkeypatch.setitem(
+        DOWNLOADS, "toy", (Download("data.zip", (server.url,), (("data", EXPECTED),)),)
+    )
+    with pytest.raises(FileError, match="more than 1,000 members"):
+        quick(tmp_path)
 
 
 def test_an_encrypted_or_damaged_archive_is_refused(

@@ -83,3 +83,15 @@ def test_the_argument_wins_over_the_environment(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("AFTERDROP_DATA")
     with pytest.raises(FileError, match=r"--data DIR.*AFTERDROP_DATA"):
         data_folder()
+
+
+def test_a_device_is_refused_and_a_file_that_does_not_fit_into_memory(tmp_path, monkeypatch):
+    with pytest.raises(FileError, match="cannot read /dev/zero: it is a device"):
+        read_content(Path("/dev/zero"))
+
+    def too_large(path):
+        raise MemoryError
+
+    monkeypatch.setattr(Path, "read_bytes", too_large)
+    with pytest.raises(FileError, match=r"text\.txt: it does not fit into memory; divide it"):
+        read_content(tmp_path / "text.txt")

@@ -170,10 +170,14 @@ def read_content(path: Path, expected: Expected | None = None) -> bytes:
         ...     read_content(path)
         b'a b c'
     """
+    if path.is_char_device() or path.is_block_device():  # it may never end
+        raise FileError(f"cannot read {path}: it is a device; give a file, or a pipe")
     try:
         raw = path.read_bytes()
-    except (OSError, MemoryError) as error:
-        raise FileError(f"cannot read {path}: {error or 'it does not fit memory'}") from error
+    except MemoryError as error:
+        raise FileError(f"cannot read {path}: it does not fit into memory; divide it") from error
+    except OSError as error:
+        raise FileError(f"cannot read {path}: {error}") from error
     content = decompress(raw, path, None if expected is None else expected.size) if raw else b""
     if not content:
         raise FileError(f"{path} is empty; put the text there, or get the file again")

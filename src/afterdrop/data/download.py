@@ -8,6 +8,7 @@ itself appears only after its content has passed the check. What a server may do
 
 import http.client
 import os
+import stat
 import time
 import urllib.error
 from collections.abc import Callable, Sequence
@@ -176,14 +177,22 @@ def _bar(part: Path, have: int, total: int | None, progress: bool) -> "tqdm[NoRe
 
 
 def _open_part(part: Path, have: int) -> BinaryIO:
-    # Through a symbolic link, a file elsewhere would be overwritten.
-    flags = os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
+    # Through a symbolic link, a file elsewhere would be overwritten; a pipe would be waited for.
+    flags = os.O_WRONLY | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     flags |= os.O_APPEND if have else os.O_TRUNC
     try:
         part.parent.mkdir(parents=True, exist_ok=True)
-        return os.fdopen(os.open(part, flags, 0o644), "ab" if have else "wb")
+        file = os.fdopen(os.open(part, flags, 0o644), "ab" if have else "wb")
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            file.close()
+            raise OSError("not a file")
+        return file
     except OSError as error:
-        remedy = "; it is a symbolic link: remove it" if part.is_symlink() else ""
+        remedy = ""
+        if part.is_symlink():
+            remedy = "; it is a symbolic link: remove it"
+        elif part.is_fifo() or part.is_char_device() or part.is_block_device():
+            remedy = "; it is a pipe or a device: remove it"
         raise FileError(f"cannot write {part}: {error}{remedy}") from error
 
 

@@ -26,6 +26,8 @@ _ARCHIVE_ERRORS = (
     zipfile.BadZipFile,
     zlib.error,
 )
+_MEMBER = b"PK\x01\x02"  # begins the entry of a member in the directory of a zip archive
+_MEMBERS = 1000  # at most; archives that are published have a few
 _MIRROR = "give the address of a folder with the same files, as in https://host/folder"
 
 
@@ -174,6 +176,8 @@ def _fetch_one(
 
 def _member(raw: bytes, name: str, expected: Expected) -> bytes:
     """A member of a zip archive in any folder; reads at most one byte more than expected."""
+    if raw.count(_MEMBER) > _MEMBERS:  # the library reads them all into memory
+        raise FileError(f"the archive with {name} has more than {_MEMBERS:,} members; get it again")
     try:
         with zipfile.ZipFile(io.BytesIO(raw)) as archive:
             found = [i for i in archive.infolist() if i.filename.rpartition("/")[2] == name]

@@ -6,12 +6,11 @@ Each error message has the dotted name of the setting, its value, what is allowe
 from __future__ import annotations
 
 import difflib
-import sys
 from collections.abc import Collection, Mapping, Sequence
 
 from afterdrop.errors import AfterdropError
 
-_LARGEST = sys.float_info.max
+_LARGEST = 1e18  # so that the product of two settings is a number in 32 bits, too
 
 
 class ConfigError(AfterdropError, ValueError):
@@ -46,7 +45,13 @@ def check_number(
 
     Example:
         >>> check_number("objective.alpha", 0.5, least=0, most=1)
+        >>> check_number("optimiser.learning_rate", 1e39, above=0)
+        Traceback (most recent call last):
+        afterdrop.train.checks.ConfigError: optimiser.learning_rate is 1e+39; it takes a finite \
+number above 0 and at most 1e+18. Give one in that range.
     """
+    if most is None and isinstance(value, int | float) and _LARGEST < value < float("inf"):
+        most = _LARGEST
     limits = [
         f"{word} {limit:g}"
         for word, limit in (("above", above), ("at least", least), ("at most", most))
