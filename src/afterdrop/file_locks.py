@@ -68,9 +68,12 @@ def sole_lock(path: Path) -> Iterator[None]:
         ...     with suppress(BlockingIOError), sole_lock(Path(folder, "lock")):
         ...         print("never printed")
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     while True:
-        file = open(path, "a", opener=in_place)  # noqa: SIM115 (open while the lock is held)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            file = open(path, "a", opener=in_place)  # noqa: SIM115 (open while the lock is held)
+        except FileNotFoundError:
+            continue  # another process has just removed the folder, because it was empty
         with file:
             take(file)
             if not _is_at(file, path):

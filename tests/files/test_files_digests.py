@@ -15,7 +15,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from afterdrop import file_locks
 from afterdrop.errors import DamagedError, FileError
+from afterdrop.evaluation import part_files
 from afterdrop.file_locks import file_lock, remove_unlocked, sole_lock, take
 from afterdrop.files import (
     TEMPORARY,
@@ -174,6 +176,31 @@ def test_an_error_while_writing_leaves_the_old_file(tmp_path):
         file.write(b"new")
         raise KeyboardInterrupt
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
+
+
+def test_a_lock_survives_that_its_folder_is_removed(tmp_path, monkeypatch):
+    """Ranks that have saved remove their folders of parts together."""
+    real, opened = file_locks.in_place, []
+
+    def after_removal(path, flags):
+        if not opened:
+            Path(path).parent.rmdir()
+        opened.append(path)
+        return real(path, flags)
+
+    monkeypatch.setattr(file_locks, "in_place", after_removal)
+    with sole_lock(tmp_path / "parts" / "lock"):
+        assert (tmp_path / "parts" / "lock").exists()
+    assert len(opened) == 2
+
+
+def test_parts_that_another_rank_removes_at_the_same_time_are_no_error(tmp_path, monkeypatch):
+    def gone(path):
+        raise FileNotFoundError(path)
+
+    (tmp_path / "parts").mkdir()
+    monkeypatch.setattr(part_files, "make_folder", gone)
+    part_files.remove_parts(tmp_path / "parts")
 
 
 def test_a_lock_is_for_one_and_survives_a_killed_holder(tmp_path):

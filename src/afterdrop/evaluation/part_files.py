@@ -89,7 +89,7 @@ def remove_parts(folder: Path) -> None:
     shares = [share for stage in stages for share in stage.glob("rank-*-of-*")]
     for place in (*shares, *stages):  # the shares are of ranks that share the multipliers
         if place.is_dir():
-            with contextlib.suppress(FileError), parts_lock(place):
+            with contextlib.suppress(OSError), parts_lock(place):  # ranks may do so together
                 for path in part_paths(place):
                     path.unlink(missing_ok=True)
 
