@@ -116,7 +116,8 @@ def test_no_message_shows_the_password_of_a_storage(url, tmp_path):
 
 
 def test_divergence_is_recorded_and_the_study_continues(recipe, tmp_path):
-    ranges = [Axis("optimiser.learning_rate", 0.001, 3e38)]  # up to the largest float
+    ranges = [Axis("optimiser.learning_rate", 1e29, 1e30)]
+    ranges += [Axis("objective.l2_penalty", 1e-6, 1e18, log=True)]
     wild = plan_study(str(recipe), ranges=ranges, prune=False)
     result = run(wild, tmp_path / "s", trials=4)
     assert {row.state for row in result.trials} == {"complete", "failed"}

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from afterdrop.errors import AfterdropError
 
-_LARGEST = 1e18  # so that the product of two settings is a number in 32 bits, too
+_LARGEST = 1e30  # a number in 32 bits, and so are the products that training makes
 
 
 class ConfigError(AfterdropError, ValueError):
@@ -48,7 +48,7 @@ def check_number(
         >>> check_number("optimiser.learning_rate", 1e39, above=0)
         Traceback (most recent call last):
         afterdrop.train.checks.ConfigError: optimiser.learning_rate is 1e+39; it takes a finite \
-number above 0 and at most 1e+18. Give one in that range.
+number above 0 and at most 1e+30. Give one in that range.
     """
     if most is None and isinstance(value, int | float) and _LARGEST < value < float("inf"):
         most = _LARGEST
