@@ -2,8 +2,9 @@
 
 Each case runs in a process of its own: a small classifier, batches from a generator (so that the
 number of targets is not known beforehand) and a budget of 64 MiB; finished parts are kept on disk,
-as by the command line. Cases have two members, or those of the default grid. Printed are the peak
-above the state before, the size of the scores, and the difference, which should be flat.
+and the tables of all members are made, as by the command line. Cases have two members, or those of
+the default grid. Printed are the peak above the state before, the size of the scores, and the
+difference, which should be flat.
 
     python benchmarks/bench_memory.py [--targets 50000 100000 200000] [--samples 64]
 """
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor, nn
 
 import afterdrop as ad
+from afterdrop.selection.text_tables import family_table
 
 MIB = 2**20
 GRIDS = {2: ad.Grid((1,), (0, 1)), len(ad.Grid()): ad.Grid()}
@@ -50,6 +52,8 @@ def measure(targets: int, samples: int, members: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         options["resume"] = Path(folder, "parts")
         scores = ad.evaluate(model, batches(targets), num_samples=samples, **options)
+    for tuned in (False, True):
+        family_table(scores, tuned=tuned)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print((peak - before) / MIB, sum(t.nbytes for t in scores.tensors.values()) / MIB)
 

@@ -27,6 +27,7 @@ from torch import Tensor
 from afterdrop.family.temperature import Nodes
 
 _DEGREE = 3  # of p: fewer leave too large a range, more are as hard to interpolate as G
+_COLUMNS = 1 << 16  # targets at once
 _TAIL = 8  # highest coefficients of the polynomial that tell whether it has converged
 _CONVERGED = 2e-6  # above float32's rounding; the polynomial is then within 1e-5
 
@@ -44,8 +45,9 @@ def is_smooth(values: Tensor, nodes: Nodes) -> bool:
         >>> is_smooth(G, nodes)
         False
     """
-    tail = _coefficients(nodes.count)[-_TAIL:].to(values.dtype) @ values
-    return not bool((tail.abs() > _CONVERGED).any())  # NaN: nothing lies between
+    last = _coefficients(nodes.count)[-_TAIL:].to(values.dtype)
+    tails = (last @ part for part in values.split(_COLUMNS, -1))
+    return not any(bool((tail.abs() > _CONVERGED).any()) for tail in tails)  # NaN: nothing between
 
 
 def between_nodes(values: Tensor, nodes: Nodes, inverse: Tensor) -> Tensor:

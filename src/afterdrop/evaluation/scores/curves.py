@@ -17,6 +17,8 @@ from afterdrop.family.estimates import Values, cluster_sums
 from afterdrop.family.partition_interpolation import between_nodes, is_smooth
 from afterdrop.family.temperature import COARSE, SPAN, Nodes, fit_interpolated, fit_temperature
 
+# Values at nodes that are converted to float64 at once: a copy of all would be larger than Scores.
+_COLUMNS, _ELEMENTS = 1 << 16, 1 << 22  # targets at all nodes, and numbers at some nodes
 FINER = 161  # nodes for means of G where the nodes of each target's G are too few
 
 
@@ -32,6 +34,11 @@ def within(temperature: float, nodes: Nodes) -> Tensor:
             f"Scores; evaluate again with {remedy}"
         )
     return torch.tensor(1.0 / temperature, dtype=torch.float64)
+
+
+def interpolated(weights: Tensor, values: Tensor) -> Tensor:
+    """Values [..., N] between nodes from those at the nodes [..., J, N], in float64."""
+    return torch.cat([weights @ part.double() for part in values.split(_COLUMNS, -1)], -1)
 
 
 def cross_entropies(whole: Tensor, delta: Tensor | None, num_samples: int) -> Values:
@@ -68,8 +75,11 @@ class Over:
     def mean(self, values: Tensor) -> Tensor:
         """Of values [J, N] or [N]: [R, J] or [R]."""
         total = self._sum(self.possible).clamp_min(1.0)
-        sums = self._sum(values.where(self.possible, 0.0))
-        return sums / (total if values.dim() == 1 else total.unsqueeze(-1))
+        if values.dim() == 1:
+            return self._sum(values.where(self.possible, 0.0)) / total
+        few = max(1, _ELEMENTS // max(1, values.shape[1]))
+        parts = [self._sum(part.where(self.possible, 0.0)) for part in values.split(few)]
+        return torch.cat(parts, -1) / total.unsqueeze(-1)
 
     def cost(self, half: Tensor, ratio: float) -> Tensor:
         """By what XE is higher with 1/ratio of the samples, from that of halves [2, J, N]."""
@@ -119,7 +129,7 @@ class MeanCurve:
             b = within(temperature, self.nodes)
             whole = self._partition(b)[0] + b * (self.peak - self.target)
             weights = self.nodes.weights(b, COARSE)
-            delta = None if self.half is None else weights @ self.half[:, :-1].double()
+            delta = None if self.half is None else interpolated(weights, self.half[:, :-1])
         return cross_entropies(whole, delta, self.num_samples)
 
     @functools.cached_property
@@ -129,8 +139,10 @@ class MeanCurve:
     def _partition(self, *inverse: Tensor) -> list[Tensor]:
         """G [N] at inverse temperatures."""
         if self._smooth:
-            return [self.nodes.weights(b) @ self.partition.double() for b in inverse]
-        return list(between_nodes(self.partition, self.nodes, torch.stack(inverse)))
+            return [interpolated(self.nodes.weights(b), self.partition) for b in inverse]
+        wanted = torch.stack(inverse)
+        parts = self.partition.split(_COLUMNS, -1)
+        return list(torch.cat([between_nodes(part, self.nodes, wanted) for part in parts], -1))
 
     def log_confidence(self, temperature: float) -> Tensor:
         """Log-probability of the predicted class."""
@@ -222,7 +234,7 @@ class SampleCurve:
     def xe(self, temperature: float) -> Values:
         """Cross entropies of the targets."""
         weights = self._weights(temperature)
-        delta = None if self.half is None else weights @ self.half.double()
+        delta = None if self.half is None else interpolated(weights, self.half)
         return cross_entropies(weights @ self.at_nodes, delta, self.num_samples)
 
     def log_confidence(self, temperature: float) -> Tensor:
