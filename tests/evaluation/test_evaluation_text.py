@@ -8,6 +8,7 @@ import torch.nn.functional as F
 import afterdrop as ad
 from afterdrop.errors import DataError
 from afterdrop.evaluation import resume_store
+from afterdrop.evaluation.engines.generic import GenericEngine
 from afterdrop.evaluation.engines.integrated_mean import IntegratedMean
 from afterdrop.evaluation.loop import Execution
 from afterdrop.evaluation.request import Request, StreamSettings
@@ -69,6 +70,27 @@ def test_weights_that_are_packed_for_the_cpu_give_the_same_scores(text):
         torch.testing.assert_close(
             values(packed, member), values(plain, member), rtol=1e-5, atol=1e-5
         )
+
+
+@pytest.mark.parametrize(("samples", "batches"), [(2, 1), (64, 8)])
+def test_a_short_text_has_several_batches_where_they_take_long(
+    model, monkeypatch, tmp_path, samples, batches
+):
+    """A batch is what an interruption loses; with few samples small ones would be slower."""
+    tokens, started = torch.randint(0, 11, (1000,)), []
+    run = GenericEngine.run
+
+    def counted(self, batch, number):
+        started.append(number)
+        if number == batches - 1:
+            raise KeyboardInterrupt
+        return run(self, batch, number)
+
+    monkeypatch.setattr(GenericEngine, "run", counted)
+    with pytest.raises(KeyboardInterrupt):
+        evaluated(model, tokens, StreamSettings(window=32), plan=Plan(samples), resume=tmp_path)
+    assert started == list(range(batches))
+    assert len(list(tmp_path.glob("part-*"))) == (batches > 1)
 
 
 def test_deterministic_scores_are_those_of_one_pass_over_the_stream(model, text):

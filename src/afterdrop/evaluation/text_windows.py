@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,13 @@ from afterdrop.transfer import upload
 
 if TYPE_CHECKING:
     from afterdrop.models.fused import DeterministicPass
+
+# A batch is what an interruption loses. On a CPU, where a batch may take minutes, a text has at
+# least so many, fewer with many samples, for which each batch makes tables of masks anew. There are
+# fewer, too, if passes would have so few rows that they were slower, or the first batch so few
+# targets that they say little about temperatures.
+_BATCHES, _BATCHES_OF_MANY, _MANY = 16, 4, 256
+_ROWS, _TARGETS = 256, 128
 
 
 def open_windows(
@@ -42,6 +50,8 @@ def open_windows(
         logits = 4 * stream.stripes * stream.window * model.config.vocabulary
         most = _most_windows(model, stream, budget, 4 * logits)
         together = max(1, min(execution.windows, most))
+        if device.type == "cpu":
+            together = min(together, _windows_of_share(stripes, request))
     if fused_text_reason(request, model, device) is not None:
         return Windows(model, stripes, together)
     from afterdrop.evaluation.engines.text_fused import DTYPE
@@ -53,6 +63,15 @@ def open_windows(
     pieces = max(1, min(ROWS // stream.stripes, len(stripes), most))
     passes = DeterministicPass(copies, pieces * stream.stripes, stream.window)
     return Windows(model, stripes, together, passes)
+
+
+def _windows_of_share(stripes: EvalStripes, request: Request) -> int:
+    """Windows of each stripe in one of several batches that a text is divided into."""
+    count = request.plan.num_samples
+    rows = stripes.stripes * count * max(1, len(request.grid.stochastic))
+    batches = _BATCHES if count <= _MANY else _BATCHES_OF_MANY
+    targets = stripes.stripes * stripes.window
+    return math.ceil(max(len(stripes) / batches, _ROWS / rows, _TARGETS / targets))
 
 
 def _most_windows(model: LanguageModel, stream: StreamSettings, budget: int, more: int = 0) -> int:
