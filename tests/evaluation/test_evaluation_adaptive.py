@@ -302,7 +302,7 @@ def test_the_pilot_of_another_model_with_the_same_weights_is_refused(world, tmp_
     model, batches = world
     options = AUTO | {"resume": tmp_path / "parts", "temperatures": (0.5, 2)}
     stop_after_the_pilot(monkeypatch, lambda: ad.evaluate(Scaled(model), batches, **options))
-    with pytest.raises(FileError, match="other logits than the one of the parts"):
+    with pytest.raises(FileError, match="other outputs than the one of the parts"):
         ad.evaluate(Scaled(model, 3.0), batches, **options)
 
 
