@@ -27,7 +27,7 @@ from torch import Tensor
 from afterdrop.family.temperature import Nodes
 
 _DEGREE = 3  # of p: fewer leave too large a range, more are as hard to interpolate as G
-_COLUMNS = 1 << 16  # targets at once
+_COLUMNS = 1 << 13  # targets at once
 _TAIL = 8  # highest coefficients of the polynomial that tell whether it has converged
 _CONVERGED = 2e-6  # above float32's rounding; the polynomial is then within 1e-5
 

@@ -18,7 +18,7 @@ from afterdrop.family.partition_interpolation import between_nodes, is_smooth
 from afterdrop.family.temperature import COARSE, SPAN, Nodes, fit_interpolated, fit_temperature
 
 # Values at nodes that are converted to float64 at once: a copy of all would be larger than Scores.
-_COLUMNS, _ELEMENTS = 1 << 16, 1 << 22  # targets at all nodes, and numbers at some nodes
+_COLUMNS, _ELEMENTS = 1 << 13, 1 << 19  # targets at all nodes, and numbers at some nodes
 FINER = 161  # nodes for means of G where the nodes of each target's G are too few
 
 
@@ -77,7 +77,8 @@ class Over:
         total = self._sum(self.possible).clamp_min(1.0)
         if values.dim() == 1:
             return self._sum(values.where(self.possible, 0.0)) / total
-        few = max(1, _ELEMENTS // max(1, values.shape[1]))
+        room = max(_ELEMENTS, self.weights.numel())
+        few = max(1, room // max(1, values.shape[1]))
         parts = [self._sum(part.where(self.possible, 0.0)) for part in values.split(few)]
         return torch.cat(parts, -1) / total.unsqueeze(-1)
 
