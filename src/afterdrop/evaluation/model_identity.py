@@ -23,6 +23,8 @@ from afterdrop.masks.sites import Sites
 from afterdrop.models.fingerprint import tensors_fingerprint
 from afterdrop.transfer import with_float64
 
+_EXAMPLES = 8  # under masks, which need memory that a large batch may not leave
+
 
 class ModelIdentity(NamedTuple):
     """What identifies a model beside its weights.
@@ -64,8 +66,9 @@ def identify(
 def masked_output(
     model: nn.Module, first: Batch, request: Request, likelihood: Likelihood, sites: Sites
 ) -> Tensor:
-    """What the model gives for the first batch under the masks of the first sample."""
-    numbers = torch.arange(first.first, first.first + first.size, device=first.targets.device)
+    """What the model gives for examples of the first batch under the masks of the first sample."""
+    count = min(_EXAMPLES, first.size) if sites.batched else first.size
+    numbers = torch.arange(first.first, first.first + count, device=first.targets.device)
     rows = Rows(request.plan, (max(request.grid.stochastic),), range(1), numbers)
     sites = sites.without_prefix()
     if request.stream is not None:
@@ -74,8 +77,8 @@ def masked_output(
             sites = with_streams(model, sites)
     passes = ModelPasses(model, sites, request.batch_dim)
     with passes.control.prepared(rows.multipliers):
-        output = passes.run(first.inputs, first.size, rows, range(first.size))
-    return with_float64(likelihood.read_output(output, first.host, 1)[0])
+        output = passes.run(first.inputs, first.size, rows, range(count))
+    return with_float64(likelihood.read_output(output, first.host[:count], 1)[0])
 
 
 def buffers_fingerprint(model: nn.Module) -> str:
