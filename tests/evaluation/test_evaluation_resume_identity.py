@@ -7,6 +7,7 @@ from torch import nn
 
 import afterdrop as ad
 from afterdrop.errors import FileError
+from oracles.zoo import ConvNet, DropPath, Recurrent, Residual, StochasticDepth
 
 OPTIONS = {"grid": ad.Grid((0, 0.5, 1), (0, 0.5, 1)), "num_samples": 4}
 
@@ -15,6 +16,34 @@ def interrupted(batches):
     """Two batches, and then a Ctrl-C."""
     yield from batches[:2]
     raise KeyboardInterrupt
+
+
+MODELS = {
+    "batch normalisation": (ConvNet, lambda: torch.randn(12, 1, 8, 8)),
+    "masks inside a recurrent layer": (
+        lambda: Recurrent(batch_first=True),
+        lambda: torch.randint(11, (12, 4)),
+    ),
+    "masks shared by the batch": (
+        lambda: Residual(StochasticDepth(0.5, "batch")),
+        lambda: torch.randn(12, 6),
+    ),
+    "masks of rows": (lambda: Residual(DropPath(0.5)), lambda: torch.randn(12, 6)),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_same_model_is_recognised(tmp_path, name):
+    make, inputs = MODELS[name]
+    torch.manual_seed(0)
+    model, some = make(), [inputs() for _ in range(3)]
+    labels = [torch.randint(3, x.shape if "recurrent" in name else (12,)) for x in some]
+    batches = list(zip(some, labels))
+    with pytest.raises(KeyboardInterrupt):
+        ad.evaluate(model, interrupted(batches), resume=tmp_path, **OPTIONS)
+    resumed = ad.evaluate(model, batches, resume=tmp_path, **OPTIONS)
+    whole = ad.evaluate(model, batches, **OPTIONS)
+    assert all(torch.equal(resumed.tensors[name], whole.tensors[name]) for name in whole.tensors)
 
 
 class Changing(nn.Module):
