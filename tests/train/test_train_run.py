@@ -325,7 +325,7 @@ def test_a_damaged_line_of_metrics_is_named(text_config, tmp_path):
             folder.read_metrics()
     folder.metrics.write_text(good + '{"inter')  # as a killed writer leaves it
     assert len(folder.read_metrics()) == len(good.splitlines())
-    for cut in range(1, len(others[-1]) if others else len(second)):
+    for cut in range(1, len(others[-1])):
         folder.metrics.write_text(good[:-cut])
         assert len(folder.read_metrics()) == len(good.splitlines()) - 1
     for bit in range(8):  # of the last newline

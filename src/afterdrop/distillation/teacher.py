@@ -15,6 +15,7 @@ from torch import Tensor
 
 from afterdrop.evaluation.batches import Batch, call, digest_tensors
 from afterdrop.evaluation.likelihoods.categorical import Categorical
+from afterdrop.evaluation.model_identity import coarsest
 from afterdrop.evaluation.output_summary import OutputSummary, summary
 from afterdrop.masks.model_call import tensors
 from afterdrop.selection.example_keys import input_hashes
@@ -57,9 +58,7 @@ class Teacher:
     def output_summary(self, batch: Batch) -> OutputSummary:
         """What identifies the predictions for a batch, by which changed code is noticed."""
         found = self.log_probs(batch)
-        kinds = {w.dtype for w in self.predictor.parameters() if w.is_floating_point()}
-        coarsest = max(kinds | {found.dtype}, key=lambda kind: torch.finfo(kind).eps)
-        return summary(with_float64(found), coarsest)
+        return summary(with_float64(found), coarsest(self.predictor, found.dtype))
 
     def _keys(self, batch: Batch) -> list[tuple[int, str]]:
         """What each example is kept by: its rows of the inputs, and what all examples share."""

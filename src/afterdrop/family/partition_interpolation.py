@@ -27,7 +27,7 @@ from torch import Tensor
 from afterdrop.family.temperature import Nodes
 
 _DEGREE = 3  # of p: fewer leave too large a range, more are as hard to interpolate as G
-_COLUMNS = 1 << 13  # targets at once
+_COLUMNS = 1 << 13  # targets whose values are converted to float64 at once
 _TAIL = 8  # highest coefficients of the polynomial that tell whether it has converged
 _CONVERGED = 2e-6  # above float32's rounding; the polynomial is then within 1e-5
 
@@ -60,12 +60,26 @@ def between_nodes(values: Tensor, nodes: Nodes, inverse: Tensor) -> Tensor:
         >>> abs(between_nodes(G, nodes, b).item() - math.log1p(9999 * math.exp(-9 * 1.02))) < 1e-6
         True
     """
-    values = values.double()
-    count = nodes.count
-    trend = _coefficients(count)[: _DEGREE + 1] @ values
-    rest = torch.addmm(values, _basis(nodes.inverse(), nodes), trend, alpha=-1).exp_()
-    between = (nodes.weights(inverse) @ rest).clamp_min_(torch.finfo(torch.float64).tiny).log_()
-    return between.addmm_(_basis(inverse, nodes), trend)
+    trend = _coefficients(nodes.count)[: _DEGREE + 1]
+    at_nodes, wanted = _basis(nodes.inverse(), nodes), _basis(inverse, nodes)
+    found = []
+    for part in values.split(_COLUMNS, -1):
+        part = part.double()
+        cubic = trend @ part
+        rest = torch.addmm(part, at_nodes, cubic, alpha=-1).exp_()
+        between = (nodes.weights(inverse) @ rest).clamp_min_(torch.finfo(torch.float64).tiny).log_()
+        found.append(between.addmm_(wanted, cubic))
+    return torch.cat(found, -1)
+
+
+def interpolated(weights: Tensor, values: Tensor) -> Tensor:
+    """The polynomial through values [..., J, N] at the nodes, with its weights [J], in float64.
+
+    Example:
+        >>> interpolated(torch.tensor([0.25, 0.75]).double(), torch.tensor([[0.0], [4.0]]))
+        tensor([3.], dtype=torch.float64)
+    """
+    return torch.cat([weights @ part.double() for part in values.split(_COLUMNS, -1)], -1)
 
 
 def _basis(inverse: Tensor, nodes: Nodes) -> Tensor:

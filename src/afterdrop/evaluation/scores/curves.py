@@ -14,11 +14,10 @@ from torch import Tensor
 
 from afterdrop.errors import ScoresError
 from afterdrop.family.estimates import Values, cluster_sums
-from afterdrop.family.partition_interpolation import between_nodes, is_smooth
+from afterdrop.family.partition_interpolation import between_nodes, interpolated, is_smooth
 from afterdrop.family.temperature import COARSE, SPAN, Nodes, fit_interpolated, fit_temperature
 
-# Values at nodes that are converted to float64 at once: a copy of all would be larger than Scores.
-_COLUMNS, _ELEMENTS = 1 << 13, 1 << 19  # targets at all nodes, and numbers at some nodes
+_ELEMENTS = 1 << 19  # values converted to float64 at once: all would take more memory than Scores
 FINER = 161  # nodes for means of G where the nodes of each target's G are too few
 
 
@@ -34,11 +33,6 @@ def within(temperature: float, nodes: Nodes) -> Tensor:
             f"Scores; evaluate again with {remedy}"
         )
     return torch.tensor(1.0 / temperature, dtype=torch.float64)
-
-
-def interpolated(weights: Tensor, values: Tensor) -> Tensor:
-    """Values [..., N] between nodes from those at the nodes [..., J, N], in float64."""
-    return torch.cat([weights @ part.double() for part in values.split(_COLUMNS, -1)], -1)
 
 
 def cross_entropies(whole: Tensor, delta: Tensor | None, num_samples: int) -> Values:
@@ -77,9 +71,9 @@ class Over:
         total = self._sum(self.possible).clamp_min(1.0)
         if values.dim() == 1:
             return self._sum(values.where(self.possible, 0.0)) / total
-        room = max(_ELEMENTS, self.weights.numel())
-        few = max(1, room // max(1, values.shape[1]))
-        parts = [self._sum(part.where(self.possible, 0.0)) for part in values.split(few)]
+        room = max(_ELEMENTS, self.weights.numel())  # weights of resamples take as much anyway
+        nodes = max(1, room // max(1, values.shape[1]))
+        parts = [self._sum(part.where(self.possible, 0.0)) for part in values.split(nodes)]
         return torch.cat(parts, -1) / total.unsqueeze(-1)
 
     def cost(self, half: Tensor, ratio: float) -> Tensor:
@@ -141,9 +135,7 @@ class MeanCurve:
         """G [N] at inverse temperatures."""
         if self._smooth:
             return [interpolated(self.nodes.weights(b), self.partition) for b in inverse]
-        wanted = torch.stack(inverse)
-        parts = self.partition.split(_COLUMNS, -1)
-        return list(torch.cat([between_nodes(part, self.nodes, wanted) for part in parts], -1))
+        return list(between_nodes(self.partition, self.nodes, torch.stack(inverse)))
 
     def log_confidence(self, temperature: float) -> Tensor:
         """Log-probability of the predicted class."""
