@@ -22,7 +22,6 @@ from pathlib import Path
 import torch
 from chaos_points import CRASHED, at_each_point, choose_points, crash_at
 from chaos_processes import ended, forked
-from chaos_study import tune_kills
 from chaos_work import Work, evaluation, keep_at_once, training
 
 from afterdrop.stop_request import NUMBERS
@@ -119,6 +118,8 @@ def chaos(mode: str, folder: Path, count: int) -> dict[str, int]:
         return repeat_kills(evaluation(folder), folder, count, NUMBERS)
     keep_at_once()
     if mode == "tuning kills":
+        from chaos_study import tune_kills  # needs Optuna, unlike the rest
+
         return tune_kills(folder, count)
     work = training(folder) if mode.startswith("training") else evaluation(folder)
     return (repeat_kills if mode.endswith("kills") else repeat_crashes)(work, folder, count)

@@ -2,7 +2,8 @@
 
 Nothing that was kept is done again, and no file is left over. The suite takes a few kills and
 crashes of each kind; `make chaos` takes many more and prints how many. Killed ranks are in
-tests/scale, which `make chaos` repeats.
+tests/scale, which `make chaos` repeats. With AFTERDROP_CHAOS_DEVICE=cuda, training and evaluation
+run on a GPU, where the weights of two trainings are equal up to rounding only.
 """
 
 import json

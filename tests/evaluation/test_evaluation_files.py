@@ -467,13 +467,14 @@ def test_a_summary_of_logits_allows_for_rounding_only(dtype):
     torch.manual_seed(0)
     logits = 5 * torch.randn(3000, 40, dtype=torch.float64)
     logits[:, 7], logits[0, 3] = -torch.inf, torch.finfo(torch.float32).min
-    found = summary(logits, dtype)
-    noise = torch.finfo(dtype).eps * torch.randn_like(logits)
-    assert found.matches(summary(logits * (1 + noise), dtype).projections)
+    epsilon = torch.finfo(dtype).eps
+    found = summary(logits, epsilon)
+    noise = epsilon * torch.randn_like(logits)
+    assert found.matches(summary(logits * (1 + noise)).projections)
     for other in (logits.flip(0), logits.roll(1, -1), logits[:-1], logits.where(logits > -2, 0.0)):
-        assert not found.matches(summary(other, dtype).projections)
+        assert not found.matches(summary(other).projections)
     logits[:, 7] = 0
-    assert not found.matches(summary(logits, dtype).projections)
+    assert not found.matches(summary(logits).projections)
 
 
 def test_other_files_in_the_folder_survive(world, tmp_path):

@@ -1,5 +1,7 @@
 """A resumed evaluation refuses another model and other data, whatever they consist of."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from torch import nn
 
 import afterdrop as ad
 from afterdrop.errors import FileError
+from afterdrop.evaluation import model_identity
 from oracles.zoo import ConvNet, DropPath, Recurrent, Residual, StochasticDepth
 
 OPTIONS = {"grid": ad.Grid((0, 0.5, 1), (0, 0.5, 1)), "num_samples": 4}
@@ -44,6 +47,29 @@ def test_the_same_model_is_recognised(tmp_path, name):
     resumed = ad.evaluate(model, batches, resume=tmp_path, **OPTIONS)
     whole = ad.evaluate(model, batches, **OPTIONS)
     assert all(torch.equal(resumed.tensors[name], whole.tensors[name]) for name in whole.tensors)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "factor", "same"),
+    [
+        ("cpu", torch.float32, 1 + 5e-3, False),
+        ("some GPU", torch.float32, 1 + 5e-3, True),
+        ("some GPU", torch.float32, 1 + 5e-2, False),
+        ("some GPU", torch.float64, 1 + 1e-5, False),
+    ],
+)
+def test_another_device_may_round_more(tmp_path, monkeypatch, device, dtype, factor, same):
+    """GPUs multiply float32 in TF32, by default in convolutions: logits differ by up to 2 %."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 8), nn.Dropout(0.5), nn.Linear(8, 3)).to(dtype)
+    batches = [(torch.randn(12, 5, dtype=dtype), torch.randint(3, (12,))) for _ in range(3)]
+    with pytest.raises(KeyboardInterrupt):
+        ad.evaluate(net, interrupted(batches), resume=tmp_path, **OPTIONS)
+    monkeypatch.setattr(model_identity, "device_kind", lambda _: device)
+    net.register_forward_hook(lambda module, inputs, output: output * factor)
+    with nullcontext() if same else pytest.raises(FileError, match="has other outputs"):
+        scores = ad.evaluate(net, batches, resume=tmp_path, **OPTIONS)
+        assert scores.num_targets == 36
 
 
 class Changing(nn.Module):

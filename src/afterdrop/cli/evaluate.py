@@ -24,13 +24,13 @@ from afterdrop.errors import DataError
 from afterdrop.evaluation import evaluate_samples
 from afterdrop.evaluation.batches import Source, open_batches
 from afterdrop.evaluation.loop import Execution, run_evaluation
-from afterdrop.evaluation.model_identity import coarsest
 from afterdrop.evaluation.request import (
     Adaptive,
     Request,
     default_samples,
     requested_samples,
 )
+from afterdrop.evaluation.rounding import epsilon_of, tolerance
 from afterdrop.evaluation.scores import Scores
 from afterdrop.family.member import Grid, Temper
 from afterdrop.models.fingerprint import fingerprint
@@ -307,7 +307,8 @@ def _kept_of_model(
             read, source = [open_batches(read, batch_size)[0]], Source()
         return run_evaluation(own, read, asked, Execution(memory=memory), source=source)
 
-    return run.kept_scores(request, fingerprint(own), again, coarsest(own, torch.float32))
+    epsilon = epsilon_of(own, torch.float32, same_shapes=False)
+    return run.kept_scores(request, fingerprint(own), again, tolerance(epsilon))
 
 
 def _evaluate_files(samples: tuple[Path, ...], targets: str, **options: Any) -> Scores:

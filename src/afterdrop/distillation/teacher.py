@@ -15,8 +15,8 @@ from torch import Tensor
 
 from afterdrop.evaluation.batches import Batch, call, digest_tensors
 from afterdrop.evaluation.likelihoods.categorical import Categorical
-from afterdrop.evaluation.model_identity import coarsest
 from afterdrop.evaluation.output_summary import OutputSummary, summary
+from afterdrop.evaluation.rounding import epsilon_of
 from afterdrop.masks.model_call import tensors
 from afterdrop.selection.example_keys import input_hashes
 from afterdrop.selection.predictor import Predictor
@@ -58,7 +58,8 @@ class Teacher:
     def output_summary(self, batch: Batch) -> OutputSummary:
         """What identifies the predictions for a batch, by which changed code is noticed."""
         found = self.log_probs(batch)
-        return summary(with_float64(found), coarsest(self.predictor, found.dtype))
+        epsilon = epsilon_of(self.predictor, found.dtype, same_shapes=False)
+        return summary(with_float64(found), epsilon)
 
     def _keys(self, batch: Batch) -> list[tuple[int, str]]:
         """What each example is kept by: its rows of the inputs, and what all examples share."""

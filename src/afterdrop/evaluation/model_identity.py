@@ -18,6 +18,7 @@ from afterdrop.evaluation.engines.text import with_streams
 from afterdrop.evaluation.likelihoods import Likelihood
 from afterdrop.evaluation.output_summary import OutputSummary, summary
 from afterdrop.evaluation.request import Request
+from afterdrop.evaluation.rounding import epsilon_of
 from afterdrop.masks.rows import Rows
 from afterdrop.masks.sites import Sites
 from afterdrop.models.fingerprint import tensors_fingerprint
@@ -32,10 +33,25 @@ class ModelIdentity(NamedTuple):
     Attributes:
         outputs: A summary of its outputs for the first batch.
         buffers: A fingerprint of the buffers that are not saved.
+        device: What kind of device computed the outputs, which rounds in its own way.
     """
 
     outputs: OutputSummary
     buffers: str
+    device: str
+
+    def difference(self, outputs: Tensor | None, buffers: str, device: str) -> str | None:
+        """What another identity has that this one has not.
+
+        Args:
+            outputs: The projections of its outputs; None if there are none.
+            buffers: The fingerprint of its buffers.
+            device: What kind of device computed its outputs.
+        """
+        same_device = device == self.device
+        if outputs is None or not self.outputs.matches(outputs, same_device=same_device):
+            return "other outputs"
+        return "other buffers" if buffers != self.buffers else None
 
 
 def identify(
@@ -56,11 +72,11 @@ def identify(
         sites: The dropout sites; None if no member samples.
         plain: The logits of the first batch without dropout.
     """
-    outputs = summary(plain, coarsest(model, plain.dtype))
+    outputs = summary(plain, epsilon_of(model, plain.dtype))
     if sites is not None:
         dropped = masked_output(model, first, request, likelihood, sites)
-        outputs = outputs.joined(summary(dropped, coarsest(model, dropped.dtype)))
-    return ModelIdentity(outputs, buffers_fingerprint(model))
+        outputs = outputs.joined(summary(dropped, epsilon_of(model, dropped.dtype)))
+    return ModelIdentity(outputs, buffers_fingerprint(model), device_kind(plain.device))
 
 
 def masked_output(
@@ -96,7 +112,11 @@ def buffers_fingerprint(model: nn.Module) -> str:
     return tensors_fingerprint({n: t for n, t in model.named_buffers() if n not in saved})
 
 
-def coarsest(model: nn.Module, dtype: torch.dtype) -> torch.dtype:
-    """The floating-point dtype with the fewest digits among the weights and another one."""
-    kinds = {weight.dtype for weight in model.parameters() if weight.is_floating_point()}
-    return max(kinds | {dtype}, key=lambda kind: torch.finfo(kind).eps)
+def device_kind(device: torch.device) -> str:
+    """The name of a GPU, or the type of another device.
+
+    Example:
+        >>> device_kind(torch.device("cpu"))
+        'cpu'
+    """
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

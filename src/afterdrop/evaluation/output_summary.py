@@ -13,6 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from afterdrop.evaluation.rounding import epsilon_elsewhere, tolerance
+
 _DIRECTIONS = (2.0, 3.0, 5.0)  # their square roots are the frequencies of the factors
 _ROWS = 7.0  # that of the factors of rows
 _GROUPS = 1024  # rows beyond that share sums, so that the summary stays short
@@ -20,31 +22,29 @@ _ELEMENTS = 2**22  # that are projected at once, in float64
 _LARGE = 32.0  # logits beyond that, of either sign, count by their logarithm
 _MASKED = 1e6  # logits beyond that mark classes that cannot occur
 
-# A summary must be the same when the same evaluation is resumed, but for rounding: another number
-# of threads, another kernel for the same operation, or atomic additions add in another order.
-# Layers accumulate that to some hundred units in the last place of the largest logits. In 16 bits
-# this many would be as large as the logits, which do not differ by that much: each layer averages.
-_ROUNDINGS = 512
-
 
 class OutputSummary(NamedTuple):
     """What identifies the logits of a batch.
 
     Attributes:
         projections: [D, G] their projections, in float64.
-        tolerance: The difference that rounding may cause, relative to their size.
+        epsilon: Of the coarsest dtype that they were computed with.
     """
 
     projections: Tensor
-    tolerance: float
+    epsilon: float
 
     def joined(self, other: OutputSummary) -> OutputSummary:
         """A summary of two outputs."""
         projections = torch.cat([self.projections, other.projections], 1)
-        return OutputSummary(projections, max(self.tolerance, other.tolerance))
+        return OutputSummary(projections, max(self.epsilon, other.epsilon))
 
-    def matches(self, kept: Tensor) -> bool:
+    def matches(self, kept: Tensor, *, same_device: bool = True) -> bool:
         """Whether other projections are of the same logits, up to rounding.
+
+        Args:
+            kept: The other projections.
+            same_device: Whether both were computed on devices of one kind.
 
         Example:
             >>> logits = torch.tensor([[1.0, 2.0, 4.0]])
@@ -57,15 +57,16 @@ class OutputSummary(NamedTuple):
         if (kept.shape, kept.dtype) != (self.projections.shape, self.projections.dtype):
             return False
         size = self.projections.square().mean().sqrt()
-        return bool(((kept - self.projections).abs() <= self.tolerance * size).all())
+        epsilon = self.epsilon if same_device else epsilon_elsewhere(self.epsilon)
+        return bool(((kept - self.projections).abs() <= tolerance(epsilon) * size).all())
 
 
-def summary(logits: Tensor, dtype: torch.dtype | None = None) -> OutputSummary:
+def summary(logits: Tensor, epsilon: float | None = None) -> OutputSummary:
     """Projects the logits of a batch.
 
     Args:
         logits: [..., V] the logits, on a device that has float64.
-        dtype: The coarsest that they were computed with; by default their own.
+        epsilon: Of the coarsest dtype that they were computed with; by default of their own.
     """
     rows_NV = logits.flatten(0, -2)
     count, classes = rows_NV.shape
@@ -80,9 +81,8 @@ def summary(logits: Tensor, dtype: torch.dtype | None = None) -> OutputSummary:
         part = slice(start, start + step)
         projected_ND = _compressed(rows_NV[part].double()) @ factors_VD
         found_GD.index_add_(0, groups_N[part], projected_ND * factors_N[part, None])
-    epsilon = torch.finfo(dtype or logits.dtype).eps
-    tolerance = min(_ROUNDINGS * epsilon, epsilon**0.5)
-    return OutputSummary(found_GD.T.contiguous().cpu(), tolerance)
+    epsilon = torch.finfo(logits.dtype).eps if epsilon is None else epsilon
+    return OutputSummary(found_GD.T.contiguous().cpu(), epsilon)
 
 
 def _factors(count: int, number: float) -> Tensor:

@@ -44,6 +44,7 @@ class PartNote(TypedDict):
     digests: list[str]
     first_example: int
     buffers: str
+    device: str
 
 
 class _Finished(NamedTuple):
@@ -192,6 +193,7 @@ class ResumeStore:
             "digests": list(fresh.values()),
             "first_example": self.first_example,
             "buffers": self._identity.buffers,
+            "device": self._identity.device,
         }
         carried = {_CARRIED + n: tensor for n, tensor in self._fresh[-1].carried.items()}
         suffix = "" if self.ranks.count == 1 else f"-rank-{self.ranks.rank}"
@@ -267,10 +269,8 @@ class ResumeStore:
                 f"not {self.first_example}; give the same, or remove that folder"
             )
         assert self._identity is not None
-        other = "other buffers" if part["buffers"] != self._identity.buffers else ""
-        if outputs is None or not self._identity.outputs.matches(outputs):
-            other = "other outputs"
-        if other:
+        other = self._identity.difference(outputs, part["buffers"], part["device"])
+        if other is not None:
             raise FileError(
                 f"the model has {other} than the one of the parts in {self.folder}, although its "
                 "weights are the same: its code, its settings or the first batch have changed. "

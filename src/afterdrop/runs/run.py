@@ -29,7 +29,6 @@ from afterdrop.train.folder import RunFolder
 from afterdrop.train.load_run import Which, kept_fingerprint
 
 IMAGES_PER_BATCH = 500
-_ROUNDINGS = 1000  # units in the last place by which results of the same model may differ
 _TIES = 0.01  # of the classes of the same model may differ
 _BOTH: tuple[Which, ...] = ("best", "last")
 
@@ -211,7 +210,7 @@ class Run:
         request: Request,
         weights: str | None,
         again: Callable[..., Scores] | None = None,
-        dtype: torch.dtype = torch.float32,
+        rounding: float = 0.0,
     ) -> Scores:
         """The scores of a request's split, if they are of that request and of these weights.
 
@@ -221,7 +220,7 @@ class Run:
             again: Evaluates the user's own model on all batches or the first one, because its data
                 and code may be others than they were: without dropout all batches must have the
                 same results, and the first one those of all members.
-            dtype: The coarsest dtype that this model computes with.
+            rounding: By how much these results may differ.
 
         Raises:
             FileError: If they are of another evaluation, or damaged.
@@ -238,8 +237,8 @@ class Run:
             grid = dataclasses.replace(request.grid, alphas=(0.0,), multipliers=(0.0,))
             plain = dataclasses.replace(whole, grid=grid, plan=Plan(2, request.plan.seed))
             if not (
-                _agree(again(plain, first=False), scores, dtype)
-                and _agree(again(whole, first=True), scores, dtype, first=True)
+                _agree(again(plain, first=False), scores, rounding)
+                and _agree(again(whole, first=True), scores, rounding, first=True)
             ):
                 raise FileError(
                     f"{path} exists and is of other data, or of a model with other code; "
@@ -374,7 +373,7 @@ class Run:
         return run_evaluation(loaded.model, data, request, execution)
 
 
-def _agree(now: Scores, kept: Scores, dtype: torch.dtype, *, first: bool = False) -> bool:
+def _agree(now: Scores, kept: Scores, rounding: float, *, first: bool = False) -> bool:
     """Whether all results of an evaluation are among those of another one, up to rounding.
 
     Rounding decides ties between classes, so that a few of them may differ.
@@ -382,11 +381,9 @@ def _agree(now: Scores, kept: Scores, dtype: torch.dtype, *, first: bool = False
     Args:
         now: Of an evaluation.
         kept: Of the other one.
-        dtype: The coarsest dtype of the model.
+        rounding: By how much they may differ.
         first: Whether the evaluation is of the first targets of the other one.
     """
-    epsilon = torch.finfo(dtype).eps
-    rounding = min(_ROUNDINGS * epsilon, epsilon**0.5)
     for name, tensor in now.tensors.items():
         other = kept.tensors.get(name)
         if other is not None and first:

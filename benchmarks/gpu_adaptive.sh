@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# What remains to be measured on a GPU of adaptive evaluation, the predictor and the modules that run
-# once; each step writes one file.
+# Measures adaptive evaluation, the predictor and the modules that run once on a GPU; each step writes
+# one file.
 #
-#     AFTERDROP_DATA=DIR bash benchmarks/gpu_session_20.sh OUT [STEP...]
+#     AFTERDROP_DATA=DIR bash benchmarks/gpu_adaptive.sh OUT [STEP...]
 #
-# Steps, all by default; each is below ten minutes on one H200 by the times of earlier measurements:
+# Steps, all by default; each takes less than ten minutes on one H200:
 #
 #     tests       kernels and parity on the device
 #     predictor   K = 100 at batch 1, 8 and 64: MLP, CNN, transformer, BERT-base; goal: at most 1.0 of the loop
@@ -15,11 +15,10 @@
 #     ptb         num_samples="auto" against the whole grid on PTB, 40 seeds in four parts; goal: 95 % of the
 #                 seeds within a fifth of the standard error, with at most 100 passes
 #
-# The results belong into benchmarks/results/adaptive_H200_YYYYMM.md and predictor_H200_YYYYMM.md, with these
-# commands; docs/estimates.md, docs/gpu.md and README.md name what they show.
+# The results are in benchmarks/results/adaptive_H200_*.md and predictor_H200_*.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-out=${1:?usage: gpu_session_20.sh OUT [STEP...]}
+out=${1:?usage: gpu_adaptive.sh OUT [STEP...]}
 shift
 steps=${*:-tests predictor prefix equal train ptb}
 python=${PYTHON:-python}
