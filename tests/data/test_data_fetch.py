@@ -211,7 +211,9 @@ def test_only_web_addresses_are_redirected_to(toy: Server, tmp_path: Path, addre
     assert len(toy.ranges) == 1
 
 
-@pytest.mark.parametrize("mirror", ["http://[::1", "http://127.0.0.1:999999", "http://a b/"])
+@pytest.mark.parametrize(
+    "mirror", ["http://[::1", "http://127.0.0.1:999999", "http://a b/", "http://%00/"]
+)
 def test_a_malformed_mirror_is_refused(toy: Server, tmp_path: Path, mirror: str):
     with pytest.raises(DataError, match="mirror="):
         quick(tmp_path, mirror=mirror)

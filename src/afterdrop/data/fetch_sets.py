@@ -220,6 +220,7 @@ def check_mirror(mirror: str) -> None:
         raise DataError(
             f"mirror={shown!r} is not a valid address ({first_line(error)}); {_MIRROR}"
         ) from None
-    plain = mirror.isprintable() and " " not in mirror
+    zone = "[" in parts.netloc  # of an IPv6 address; other hosts have no escapes
+    plain = mirror.isprintable() and " " not in mirror and ("%" not in parts.netloc or zone)
     if parts.scheme not in ("http", "https") or not host or port == 0 or not plain:
         raise DataError(f"mirror={shown!r} is not an http or https address; {_MIRROR}")

@@ -41,11 +41,11 @@ from afterdrop.evaluation.request import (
 from afterdrop.evaluation.sample_evaluation import GivenSamples, score_samples
 from afterdrop.evaluation.sample_reading import last_dimensions
 from afterdrop.evaluation.scores.scores import Scores
+from afterdrop.evaluation.scratch_file import ScratchFile
 from afterdrop.evaluation.stored_samples import (
     naming_files,
     open_samples,
     read_targets,
-    scratch_folder,
 )
 from afterdrop.evaluation.text_evaluation import run_text
 from afterdrop.family.member import Grid
@@ -378,13 +378,13 @@ def evaluate_samples(
             f"likelihood={name!r} is your own, and stored samples do not say what its model "
             f"returned; give one of {', '.join(LIKELIHOODS)}, or the models to evaluate"
         )
-    with scratch_folder() as folder, naming_files(samples, targets):
+    with ScratchFile() as scratch, naming_files(samples, targets):
         found = read_targets(targets)
         if found.dim() == 0 or not len(found):
             raise DataError(
                 f"targets of shape {tuple(found.shape)}; give class numbers [B] or more"
             )
-        columns = open_samples(samples, found, Path(folder), last_dimensions(name))
+        columns = open_samples(samples, found, scratch, last_dimensions(name))
         count = columns[0].num_samples
         if count < 2:
             raise DataError(

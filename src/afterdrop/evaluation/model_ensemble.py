@@ -1,8 +1,8 @@
 """Several models, adapters or views of the inputs as the samples of one evaluation.
 
-Models are taken one after another: each reads all batches, and its log-probabilities go to files
-that are removed at the end, so that only one model is in memory at a time. With mask samples, each
-source (a model and a view) gives several samples, from masks of its own.
+Models are taken one after another: each reads all batches, and its log-probabilities go to a
+file, so that only one model is in memory at a time. With mask samples, each source (a model and a
+view) gives several samples, from masks of its own.
 
 Legend: M multipliers, S mask samples of a source, n targets of a batch that count, V classes or
 parameters.
@@ -11,12 +11,9 @@ parameters.
 from __future__ import annotations
 
 import dataclasses
-import shutil
-from collections.abc import Iterable, Mapping, Sized
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from tqdm import tqdm
@@ -56,7 +53,8 @@ from afterdrop.evaluation.request import Request
 from afterdrop.evaluation.sample_evaluation import GivenSamples, score_samples
 from afterdrop.evaluation.sample_reading import SampleLikelihood, as_array
 from afterdrop.evaluation.scores.scores import Scores
-from afterdrop.evaluation.stored_samples import Column, Part, scratch_folder
+from afterdrop.evaluation.scratch_file import FEWER_SAMPLES, ScratchArray, ScratchFile
+from afterdrop.evaluation.stored_samples import Column, Part
 from afterdrop.masks.model_call import LogitsPlace
 from afterdrop.masks.model_guard import guarded
 from afterdrop.masks.sites import Sites
@@ -110,10 +108,10 @@ def run_ensemble(
         )
     if masks is None:
         request = dataclasses.replace(request, grid=given_grid(request.grid))
-    with scratch_folder() as folder, adapters_restored(models.values()):
+    with ScratchFile() as scratch, adapters_restored(models.values()):
         reading = build_likelihood(request, logits, likelihood)
         run = _Recorder(
-            views or {"": _as_given}, request, execution, masks, reading, source, Path(folder)
+            views or {"": _as_given}, request, execution, masks, reading, source, scratch
         )
         prints = [run.record(model, batches, len(models)) for model in models.values()]
         total = sources * (1 if masks is None else masks.num_samples)
@@ -143,7 +141,7 @@ def _as_given(inputs: Any) -> Any:
 
 @dataclasses.dataclass
 class _Recorder:
-    """Runs models over batches and keeps their logits in files, one per source and batch."""
+    """Runs models over batches and keeps their logits in a file."""
 
     views: Views
     request: Request
@@ -151,7 +149,7 @@ class _Recorder:
     masks: Plan | None
     likelihood: SampleLikelihood
     source: Source
-    folder: Path
+    scratch: ScratchFile
     sources: int = 0
     targets: list[Tensor] = dataclasses.field(default_factory=list)
     examples: list[Tensor] = dataclasses.field(default_factory=list)
@@ -177,8 +175,8 @@ class _Recorder:
                 position += batch.size
                 self._note(number, batch)
                 self._run(module, number, batch, sites)
-                if number == 0 and self.sources == 0 and isinstance(batches, Sized):
-                    self._check_disk(len(batches) * models)
+                if number == 0 and self.sources == 0 and total is not None:
+                    self._check_disk(total * models)
         if number + 1 != len(self.digests):
             raise DataError(
                 f"batches had {len(self.digests)} batches for the first model and {number + 1} for "
@@ -227,20 +225,18 @@ class _Recorder:
             output = call(model, inputs)
             found = as_array(self.likelihood.read_output(output, batch.host, 1))
             self._check_classes(number, source, found.shape[-1])
-            room = self._room(f"{source}-{number}", (1, 1, *found.shape[1:]), found.dtype)
-            room[0] = found
-            self.alone[number].append(_kept(room))
+            self.alone[number].append(_part(self.scratch.kept(found[None])))
             if sites is None or self.masks is None:
                 continue
             shape = (self.masks.num_samples, len(self.request.grid.stochastic), *found.shape[1:])
-            room = self._room(f"{source}-{number}-masks", shape, found.dtype)
+            room = self.scratch.room(shape, found.dtype)
             seen = dataclasses.replace(batch, inputs=function(batch.inputs))
             plan = mask_plan(self.masks, source)
             memory = Memory.of(batch.targets.device, self.execution.memory)
             passes = ModelPasses(model, sites, self.request.batch_dim)
             masked = MaskedLogits(passes, sites, plan, self.request, self.likelihood, memory)
-            masked.write(seen, room)
-            self.sampled[number].append(_kept(room))
+            masked.write(seen, room.mapped())
+            self.sampled[number].append(_part(room))
 
     def _check_classes(self, number: int, source: int, classes: int) -> None:
         """Refuses models that cannot be averaged."""
@@ -251,22 +247,15 @@ class _Recorder:
                 f"{others[0].shape[-1]}; models of an ensemble must have the same classes"
             )
 
-    def _room(self, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
-        path = self.folder / f"{name}.npy"
-        return np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
-
     def _check_disk(self, times: int) -> None:
         """Refuses more than the disk holds, judging by the first batch."""
-        used = sum(file.stat().st_size for file in self.folder.iterdir())
-        free = shutil.disk_usage(self.folder).free
-        if used * times > free:
+        needed, free = self.scratch.used * times, self.scratch.free + self.scratch.used
+        if needed > free:
             raise DataError(
-                f"the samples of all models take about {used * times / 2**30:.1f} GiB in "
-                f"{self.folder.parent}, which has {free / 2**30:.1f} GiB; set TMPDIR to a larger "
-                "disk, or evaluate fewer mask samples, multipliers or examples"
+                f"the samples of all models take about {needed / 2**30:.1f} GiB in "
+                f"{self.scratch.folder}, which has {free / 2**30:.1f} GiB; {FEWER_SAMPLES}"
             )
 
 
-def _kept(room: Any) -> Part:
-    room.flush()
-    return Part(np.load(room.filename, mmap_mode="r"), room.shape, 2)
+def _part(kept: ScratchArray) -> Part:
+    return Part(kept, kept.shape, 2)

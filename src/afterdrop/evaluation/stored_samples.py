@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import tempfile
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ import torch
 from torch import Tensor
 
 from afterdrop.errors import DataError, FileError
+from afterdrop.evaluation.scratch_file import ScratchFile
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 _NAMES = {"samples": ("samples", "log_probs", "logits"), "targets": ("targets", "labels")}
@@ -131,13 +131,15 @@ def naming_files(*given: Any) -> Iterator[None]:
         raise DataError(f"{error} (in {', '.join(files)})") from error
 
 
-def open_samples(samples: Any, targets: Tensor, folder: Path, last: int = 1) -> list[Column]:
+def open_samples(
+    samples: Any, targets: Tensor, scratch: ScratchFile, last: int = 1
+) -> list[Column]:
     """Columns of whatever holds samples.
 
     Args:
         samples: As described above.
         targets: [B, ...]; their number of dimensions tells members from batches.
-        folder: Where batches of an iterator are copied to.
+        scratch: Where batches of an iterator are copied to.
         last: Dimensions after those of the targets: 1 for classes, 0 for a number per target.
 
     Raises:
@@ -156,7 +158,7 @@ def open_samples(samples: Any, targets: Tensor, folder: Path, last: int = 1) -> 
         opened = [open_file(s, "samples") if isinstance(s, str | Path) else s for s in samples]
         parts = [_part(array, targets, last) for array in opened]
     else:
-        parts = list(_spilled(samples, targets, folder, last))
+        parts = list(_spilled(samples, targets, scratch, last))
     if not parts:
         raise DataError("samples is empty; give at least 2 samples")
     if all(part.lead == 0 for part in parts):
@@ -261,18 +263,13 @@ def _checked(columns: list[Column], targets: Tensor, last: int) -> list[Column]:
     return columns
 
 
-def _spilled(batches: Iterable[Any], targets: Tensor, folder: Path, last: int) -> Iterator[Part]:
-    """Batches of an iterator, each copied to a file: they are read twice."""
-    for number, batch in enumerate(batches):
+def _spilled(
+    batches: Iterable[Any], targets: Tensor, scratch: ScratchFile, last: int
+) -> Iterator[Part]:
+    """Batches of an iterator, copied to a file: they are read twice."""
+    for batch in batches:
         if isinstance(batch, Tensor):
             batch = batch.detach().cpu()
             batch = (batch.float() if batch.dtype == torch.bfloat16 else batch).numpy()
         part = _part(np.asarray(batch), targets, last)
-        path = folder / f"batch-{number}.npy"
-        np.save(path, part.array)
-        yield dataclasses.replace(part, array=np.load(path, mmap_mode="r"))
-
-
-def scratch_folder() -> tempfile.TemporaryDirectory[str]:
-    """A folder for copies, removed at the end of a `with` block; in TMPDIR, if that is set."""
-    return tempfile.TemporaryDirectory(prefix="afterdrop-")
+        yield dataclasses.replace(part, array=scratch.kept(part.array))
