@@ -74,6 +74,7 @@ test: env
 test-gpu: env
 	$(BIN)/python -m pytest tests/gpu
 	$(BIN)/python -m pytest tests/kernels
+	AFTERDROP_CHAOS_DEVICE=cuda $(BIN)/python -m pytest tests/chaos -k "not tuning"
 
 # lm-evaluation-harness on a local task, in an environment of its own: it needs older packages.
 test-harness: env
