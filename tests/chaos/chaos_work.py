@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from chaos_log import WorkLog
 from safetensors.torch import load_file
 
@@ -181,10 +182,12 @@ def same_tensors(run: RunLayout, other: RunLayout, which: str) -> None:
     found, expected = load_file(getattr(run, which)), load_file(getattr(other, which))
     assert found.keys() == expected.keys(), f"{run.path} {which}"
     for name, tensor in found.items():
-        away = (tensor.double() - expected[name].double()).norm()
-        assert away <= ROUNDING * (expected[name].double().norm() + 1e-3), (
-            f"{run.path} {which} {name}"
-        )
+        other, place = expected[name], f"{run.path} {which} {name}"
+        assert (tensor.shape, tensor.dtype) == (other.shape, other.dtype), place
+        if ROUNDING and tensor.is_floating_point():
+            assert (tensor - other).norm() <= ROUNDING * (other.norm() + 1e-3), place
+        else:
+            assert torch.equal(tensor, other), place
 
 
 def same_metrics(run: Path, other: Path) -> None:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import warnings
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -119,6 +120,17 @@ def test_other_data_are_refused(case, tmp_path, monkeypatch):
         with pytest.raises(FileError, match=r"first batch .* same data .* remove that file"):
             distil(case, tmp_path, data=made(others))
         assert is_same(distil(case, tmp_path, data=made(data)), distil(case, data=made(data)))
+
+
+@pytest.mark.parametrize(("device", "same"), [("some GPU", True), ("cpu", False)])
+def test_another_device_may_round_more(case, tmp_path, monkeypatch, device, same):
+    with monkeypatch.context() as patch:
+        patch.setattr(student_training, "device_kind", lambda _: device)
+        interrupt(case, tmp_path, monkeypatch)
+    hook = case[1].register_forward_hook(lambda module, inputs, output: output * 1.003)
+    with nullcontext() if same else pytest.raises(FileError, match="does not predict"):
+        assert len(distil(case, tmp_path).divergences) == EPOCHS
+    hook.remove()
 
 
 def test_only_which_targets_count_identifies_them(case, tmp_path, monkeypatch):

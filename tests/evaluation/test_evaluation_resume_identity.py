@@ -9,7 +9,8 @@ from torch import nn
 
 import afterdrop as ad
 from afterdrop.errors import FileError
-from afterdrop.evaluation import model_identity
+from afterdrop.evaluation import loop
+from afterdrop.evaluation.rounding import epsilon_of
 from oracles.zoo import ConvNet, DropPath, Recurrent, Residual, StochasticDepth
 
 OPTIONS = {"grid": ad.Grid((0, 0.5, 1), (0, 0.5, 1)), "num_samples": 4}
@@ -65,7 +66,7 @@ def test_another_device_may_round_more(tmp_path, monkeypatch, device, dtype, fac
     batches = [(torch.randn(12, 5, dtype=dtype), torch.randint(3, (12,))) for _ in range(3)]
     with pytest.raises(KeyboardInterrupt):
         ad.evaluate(net, interrupted(batches), resume=tmp_path, **OPTIONS)
-    monkeypatch.setattr(model_identity, "device_kind", lambda _: device)
+    monkeypatch.setattr(loop, "device_kind", lambda _: device)
     net.register_forward_hook(lambda module, inputs, output: output * factor)
     with nullcontext() if same else pytest.raises(FileError, match="has other outputs"):
         scores = ad.evaluate(net, batches, resume=tmp_path, **OPTIONS)
@@ -144,3 +145,13 @@ def test_resuming_with_other_text_numbers_or_arrays_is_refused(tmp_path, before,
         ad.evaluate(Reading(), batches(after), resume=tmp_path, **OPTIONS)
     resumed = ad.evaluate(Reading(), batches(before), resume=tmp_path, **OPTIONS)
     assert resumed.num_targets == 36
+
+
+@pytest.mark.parametrize(
+    ("device", "same_shapes", "epsilon"),
+    [("cpu", False, 2.0**-23), ("meta", True, 2.0**-23), ("meta", False, 2.0**-10)],
+)
+def test_other_devices_than_a_cpu_round_by_the_shapes(device, same_shapes, epsilon):
+    """A GPU chooses its kernels by the shapes; the device without data stands for one."""
+    net = nn.Linear(2, 2, device=device)
+    assert epsilon_of(net, torch.float32, same_shapes=same_shapes) == epsilon

@@ -95,6 +95,51 @@ def test_rounding_may_decide_a_few_ties_between_classes(tmp_path, ties, other):
         run.kept_scores(kept.asked, kept.protocol.fingerprint, lambda *_, **__: now)
 
 
+@pytest.mark.parametrize(
+    ("noise", "device", "same"),
+    [
+        (1e-5, "cpu", True),
+        (3e-3, "cpu", False),
+        (3e-3, "some GPU", True),
+        (2e-2, "some GPU", True),
+        (2e-1, "some GPU", False),
+    ],
+)
+def test_another_device_may_round_more(tmp_path, noise, device, same):
+    """ResNet-50 in TF32 differs by up to 2 % of the size of its logits."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Dropout(0.5), nn.Linear(64, 300))
+    data = [(torch.randn(200, 16), torch.randint(300, (200,)))]
+    run = ad.Run(tmp_path / "own")
+    found = ad.evaluate(net, data, num_samples=4)
+    kept = ad.Scores(dataclasses.replace(found.protocol, device=device), found.tensors)
+    run.save_scores(kept)
+
+    def noisy(module, inputs, output):
+        generator = torch.Generator().manual_seed(0)
+        size = noise * output.square().mean().sqrt()
+        return output + size * torch.randn(output.shape, generator=generator)
+
+    net.register_forward_hook(noisy)
+    now = ad.evaluate(net, data, num_samples=4)
+    with nullcontext() if same else pytest.raises(FileError, match="other data"):
+        run.kept_scores(kept.asked, kept.protocol.fingerprint, lambda *_, **__: now)
+
+
+def test_scores_of_other_dropout_rates_are_of_other_code(tmp_path):
+    """However far devices may round."""
+    net = nn.Sequential(nn.Linear(4, 16), nn.Dropout(0.5), nn.Linear(16, 3))
+    data = [(torch.randn(100, 4), torch.randint(3, (100,)))]
+    run, found = ad.Run(tmp_path / "own"), ad.evaluate(net, data, grid=ad.Grid((0, 1)))
+    kept = ad.Scores(dataclasses.replace(found.protocol, device="some GPU"), found.tensors)
+    run.save_scores(kept)
+    name, op, rate, calls = found.protocol.sites[0]
+    sites = ((name, op, rate + 1e-3, calls),)
+    now = ad.Scores(dataclasses.replace(found.protocol, sites=sites), found.tensors)
+    with pytest.raises(FileError, match="other code"):
+        run.kept_scores(kept.asked, kept.protocol.fingerprint, lambda *_, **__: now)
+
+
 @pytest.mark.parametrize("member", [None, ad.Member(0.0, 1.0, 0.8), ad.Member(1.0, 0.5, 1.3)])
 def test_the_predictor_of_a_classifier_is_that_of_the_choice(image_run, tmp_path, member):
     run = image_run if member is None else chosen_instead(image_run, tmp_path, member)

@@ -30,7 +30,7 @@ from afterdrop.evaluation.request import (
     default_samples,
     requested_samples,
 )
-from afterdrop.evaluation.rounding import epsilon_of, tolerance
+from afterdrop.evaluation.rounding import epsilon_of
 from afterdrop.evaluation.scores import Scores
 from afterdrop.family.member import Grid, Temper
 from afterdrop.models.fingerprint import fingerprint
@@ -308,7 +308,7 @@ def _kept_of_model(
         return run_evaluation(own, read, asked, Execution(memory=memory), source=source)
 
     epsilon = epsilon_of(own, torch.float32, same_shapes=False)
-    return run.kept_scores(request, fingerprint(own), again, tolerance(epsilon))
+    return run.kept_scores(request, fingerprint(own), again, epsilon)
 
 
 def _evaluate_files(samples: tuple[Path, ...], targets: str, **options: Any) -> Scores:

@@ -28,7 +28,7 @@ from afterdrop.tensor_files import read_tensors, write_tensors
 from afterdrop.typed_records import read_record
 
 _FILE, _LOCK = "distil.safetensors", ".distil.lock"
-_KIND, _VERSION = "afterdrop-distillation", 2
+_KIND, _VERSION = "afterdrop-distillation", 3
 _OUTPUTS = "outputs"
 
 
@@ -37,6 +37,7 @@ class EpochsNote(TypedDict):
 
     settings: StudentSettings
     first_batch: str
+    device: str
     losses: tuple[float, ...]
 
 
@@ -79,7 +80,9 @@ class FinishedEpochs:
             )
         if note["first_batch"] != first.digest:
             self._other_batch(first.fixed)
-        elif outputs is None or not first.outputs.matches(outputs):
+        elif outputs is None or not first.outputs.matches(
+            outputs, same_device=note["device"] == first.device
+        ):
             raise FileError(
                 "the chosen member does not predict for the first batch what it predicted in the "
                 f"finished epochs in {self.file}, although the weights are the same: the model's "
@@ -96,6 +99,7 @@ class FinishedEpochs:
             "version": _VERSION,
             "settings": dataclasses.asdict(self._settings),
             "first_batch": self._first.digest,
+            "device": self._first.device,
             "losses": losses,
         }
         write_tensors(self.file, {**tensors, _OUTPUTS: self._first.outputs.projections}, note)

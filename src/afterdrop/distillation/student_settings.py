@@ -66,11 +66,13 @@ class FirstBatch:
         digest: Of its inputs, and of which of its targets count.
         outputs: Of the distributions to learn.
         fixed: Whether the data begin with the same batch each time.
+        device: The kind of device that computed the outputs.
     """
 
     digest: str
     outputs: OutputSummary
     fixed: bool
+    device: str
 
 
 def first_difference(now: Any, then: Any) -> str:

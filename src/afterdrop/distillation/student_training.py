@@ -27,6 +27,7 @@ from afterdrop.distillation.teacher import Teacher, cross_entropy, entropy
 from afterdrop.errors import DataError
 from afterdrop.evaluation.batches import Batch, BatchReader, call, digest_tensors
 from afterdrop.evaluation.likelihoods.categorical import Categorical
+from afterdrop.evaluation.rounding import device_kind
 from afterdrop.masks.model_call import tensors
 from afterdrop.masks.uniforms import site_key
 
@@ -147,7 +148,8 @@ class StudentTraining:
         batch = self.reader.read(head[0], 0, 0)
         read = [*tensors(batch.given), self.likelihood.counts(batch.host)]
         outputs = self.teacher.output_summary(batch)
-        first = FirstBatch(digest_tensors(read), outputs, has_fixed_order(batches))
+        device = device_kind(batch.targets.device)
+        first = FirstBatch(digest_tensors(read), outputs, has_fixed_order(batches), device)
         trained = (name for name, p in self.student.named_parameters() if p.requires_grad)
         settings = StudentSettings(self.schedule, tuple(trained), operator.length_hint(batches))
         found = epochs.take_up(settings, first)

@@ -34,6 +34,7 @@ from afterdrop.evaluation.rank_shares import agree
 from afterdrop.evaluation.request import Protocol, Request
 from afterdrop.evaluation.result_buffer import Pieces, ResultBuffer
 from afterdrop.evaluation.resume_store import ResumeStore
+from afterdrop.evaluation.rounding import device_kind
 from afterdrop.evaluation.scores.schema import Results, name_of
 from afterdrop.evaluation.scores.scores import Scores
 from afterdrop.family.temperature import Nodes
@@ -340,4 +341,5 @@ def first_protocol(
         shared=sites.shared or streamed if sites else False,
         sites=tuple((s.name, s.op, s.rate, s.calls) for s in sites) if sites else (),
         off=tuple((name, what) for name, what in sites.off) if sites else (),
+        device=device_kind(first.targets.device),
     )

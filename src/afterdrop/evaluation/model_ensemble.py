@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from tqdm import tqdm
 
-from afterdrop.errors import DataError
+from afterdrop.errors import DataError, FileError
 from afterdrop.evaluation.batches import (
     AS_GIVEN,
     Batch,
@@ -225,11 +225,11 @@ class _Recorder:
             output = call(model, inputs)
             found = as_array(self.likelihood.read_output(output, batch.host, 1))
             self._check_classes(number, source, found.shape[-1])
-            self.alone[number].append(_part(self.scratch.kept(found[None])))
+            self.alone[number].append(_part(self.scratch.store(found[None])))
             if sites is None or self.masks is None:
                 continue
             shape = (self.masks.num_samples, len(self.request.grid.stochastic), *found.shape[1:])
-            room = self.scratch.room(shape, found.dtype)
+            room = self.scratch.allocate(shape, found.dtype)
             seen = dataclasses.replace(batch, inputs=function(batch.inputs))
             plan = mask_plan(self.masks, source)
             memory = Memory.of(batch.targets.device, self.execution.memory)
@@ -251,11 +251,11 @@ class _Recorder:
         """Refuses more than the disk holds, judging by the first batch."""
         needed, free = self.scratch.used * times, self.scratch.free + self.scratch.used
         if needed > free:
-            raise DataError(
+            raise FileError(
                 f"the samples of all models take about {needed / 2**30:.1f} GiB in "
                 f"{self.scratch.folder}, which has {free / 2**30:.1f} GiB; {FEWER_SAMPLES}"
             )
 
 
-def _part(kept: ScratchArray) -> Part:
-    return Part(kept, kept.shape, 2)
+def _part(stored: ScratchArray) -> Part:
+    return Part(stored, stored.shape, 2)

@@ -33,22 +33,19 @@ class ModelIdentity(NamedTuple):
     Attributes:
         outputs: A summary of its outputs for the first batch.
         buffers: A fingerprint of the buffers that are not saved.
-        device: What kind of device computed the outputs, which rounds in its own way.
     """
 
     outputs: OutputSummary
     buffers: str
-    device: str
 
-    def difference(self, outputs: Tensor | None, buffers: str, device: str) -> str | None:
+    def difference(self, outputs: Tensor | None, buffers: str, *, same_device: bool) -> str | None:
         """What another identity has that this one has not.
 
         Args:
             outputs: The projections of its outputs; None if there are none.
             buffers: The fingerprint of its buffers.
-            device: What kind of device computed its outputs.
+            same_device: Whether both outputs were computed on devices of one kind.
         """
-        same_device = device == self.device
         if outputs is None or not self.outputs.matches(outputs, same_device=same_device):
             return "other outputs"
         return "other buffers" if buffers != self.buffers else None
@@ -76,7 +73,7 @@ def identify(
     if sites is not None:
         dropped = masked_output(model, first, request, likelihood, sites)
         outputs = outputs.joined(summary(dropped, epsilon_of(model, dropped.dtype)))
-    return ModelIdentity(outputs, buffers_fingerprint(model), device_kind(plain.device))
+    return ModelIdentity(outputs, buffers_fingerprint(model))
 
 
 def masked_output(
@@ -110,13 +107,3 @@ def buffers_fingerprint(model: nn.Module) -> str:
     """
     saved = model.state_dict()
     return tensors_fingerprint({n: t for n, t in model.named_buffers() if n not in saved})
-
-
-def device_kind(device: torch.device) -> str:
-    """The name of a GPU, or the type of another device.
-
-    Example:
-        >>> device_kind(torch.device("cpu"))
-        'cpu'
-    """
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type

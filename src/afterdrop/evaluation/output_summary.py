@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from afterdrop.evaluation.rounding import epsilon_elsewhere, tolerance
+from afterdrop.evaluation.rounding import epsilon_across_devices, tolerance
 
 _DIRECTIONS = (2.0, 3.0, 5.0)  # their square roots are the frequencies of the factors
 _ROWS = 7.0  # that of the factors of rows
@@ -57,7 +57,7 @@ class OutputSummary(NamedTuple):
         if (kept.shape, kept.dtype) != (self.projections.shape, self.projections.dtype):
             return False
         size = self.projections.square().mean().sqrt()
-        epsilon = self.epsilon if same_device else epsilon_elsewhere(self.epsilon)
+        epsilon = self.epsilon if same_device else epsilon_across_devices(self.epsilon)
         return bool(((kept - self.projections).abs() <= tolerance(epsilon) * size).all())
 
 

@@ -293,6 +293,7 @@ class Protocol:
         sites: Name, operator, rate and calls of each dropout site.
         off: Modules whose other training-time randomness stayed off.
         ensemble: What the samples are if they were given; None for masks of one model.
+        device: The kind of device that computed the results, which rounds in its own way.
     """
 
     request: Request
@@ -305,6 +306,7 @@ class Protocol:
     sites: tuple[tuple[str, str, float | None, int], ...] = ()
     off: tuple[tuple[str, str], ...] = ()
     ensemble: Ensemble | None = None
+    device: str = "cpu"
 
     @property
     def grid(self) -> Grid:
@@ -358,14 +360,20 @@ class Protocol:
         Raises:
             ValueError: If it is not; names the field that is wrong.
         """
-        return read_record(cls, parse_json(text))
+        record = parse_json(text)
+        if isinstance(record, dict):  # files of earlier versions do not say it
+            record.setdefault("device", "unknown")
+        return read_record(cls, record)
 
     def require_same(self, other: Protocol, what: str) -> None:
-        """Raises `ScoresError` that names the first field in which two protocols differ."""
+        """Raises `ScoresError` that names the first field in which two protocols differ.
+
+        Devices may differ, which only rounds in other ways.
+        """
         for mine, theirs in ((self.request, other.request), (self, other)):
             for field in dataclasses.fields(mine):
                 here, there = getattr(mine, field.name), getattr(theirs, field.name)
-                if field.name == "request" or here == there:
+                if field.name in ("request", "device") or here == there:
                     continue
                 remedy = "evaluate with the same settings and the same weights"
                 if field.name in ("low", "high", "temperatures"):

@@ -44,7 +44,6 @@ class PartNote(TypedDict):
     digests: list[str]
     first_example: int
     buffers: str
-    device: str
 
 
 class _Finished(NamedTuple):
@@ -193,7 +192,6 @@ class ResumeStore:
             "digests": list(fresh.values()),
             "first_example": self.first_example,
             "buffers": self._identity.buffers,
-            "device": self._identity.device,
         }
         carried = {_CARRIED + n: tensor for n, tensor in self._fresh[-1].carried.items()}
         suffix = "" if self.ranks.count == 1 else f"-rank-{self.ranks.rank}"
@@ -269,7 +267,8 @@ class ResumeStore:
                 f"not {self.first_example}; give the same, or remove that folder"
             )
         assert self._identity is not None
-        other = self._identity.difference(outputs, part["buffers"], part["device"])
+        same = kept.device == self.protocol.device
+        other = self._identity.difference(outputs, part["buffers"], same_device=same)
         if other is not None:
             raise FileError(
                 f"the model has {other} than the one of the parts in {self.folder}, although its "

@@ -28,17 +28,27 @@ def epsilon_of(model: nn.Module, dtype: torch.dtype, *, same_shapes: bool = True
     """
     weights = [weight for weight in model.parameters() if weight.is_floating_point()]
     epsilon = max(torch.finfo(kind).eps for kind in {weight.dtype for weight in weights} | {dtype})
-    on_gpu = any(weight.is_cuda for weight in weights)
-    return epsilon_elsewhere(epsilon) if on_gpu and not same_shapes else epsilon
+    on_cpu = all(weight.device.type == "cpu" for weight in weights)
+    return epsilon if on_cpu or same_shapes else epsilon_across_devices(epsilon)
 
 
-def epsilon_elsewhere(epsilon: float) -> float:
-    """That of the same computation on another device, which may be a GPU.
+def device_kind(device: torch.device) -> str:
+    """The name of a GPU, or the type of another device.
 
     Example:
-        >>> epsilon_elsewhere(torch.finfo(torch.float32).eps)
+        >>> device_kind(torch.device("cpu"))
+        'cpu'
+    """
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+
+
+def epsilon_across_devices(epsilon: float) -> float:
+    """That of the same computation on another kind of device, which may be a GPU.
+
+    Example:
+        >>> epsilon_across_devices(torch.finfo(torch.float32).eps)
         0.0009765625
-        >>> epsilon_elsewhere(torch.finfo(torch.float64).eps)
+        >>> epsilon_across_devices(torch.finfo(torch.float64).eps)
         2.220446049250313e-16
     """
     return max(epsilon, _TF32) if epsilon >= torch.finfo(torch.float32).eps else epsilon

@@ -1,19 +1,20 @@
 """One file for arrays that do not fit into memory, which no process leaves behind.
 
-It has no name where systems allow that, so that the disk is freed however the process ends, and its
-space is reserved before anything is written: writing to a mapped file on a full disk would end the
-process. It is opened once, however many arrays there are, because the number of open files is
+Where systems allow it, the file has no name, so that the disk is freed however the process ends,
+and its space is reserved before anything is written: writing to a mapped file on a full disk ends
+the process. It is opened once, however many arrays there are, because the number of open files is
 limited, too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import math
 import os
 import shutil
 import tempfile
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,67 +33,83 @@ class ScratchFile:
 
     Example:
         >>> with ScratchFile() as scratch:
-        ...     kept = scratch.kept(np.arange(6.0).reshape(2, 3))
-        ...     kept[1:, :2]
-        array([[3., 4.]])
+        ...     stored = scratch.store(np.arange(6.0).reshape(2, 3))
+        ...     stored[1:, :2].tolist()
+        [[3.0, 4.0]]
     """
 
     def __init__(self) -> None:
-        self.folder = tempfile.gettempdir()
         self.used = 0
-        self._file = tempfile.TemporaryFile(prefix="afterdrop-", dir=self.folder)  # noqa: SIM115
+        self._file: IO[bytes] | None = None
 
     def __enter__(self) -> ScratchFile:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        if self._file is not None:
+            with contextlib.suppress(OSError):  # workers of a loader may hold the file open, too
+                os.ftruncate(self._file.fileno(), 0)
+            self._file.close()
+
+    @property
+    def folder(self) -> str:
+        """Where the file is.
+
+        Raises:
+            FileError: If there is no folder that can be written to.
+        """
+        asked = os.environ.get("TMPDIR", "")  # which the module tempfile reads only once
+        try:
+            return asked if os.path.isdir(asked) else tempfile.gettempdir()
+        except OSError as error:
+            raise FileError(f"cannot keep samples: {error}; set TMPDIR to a folder") from error
 
     @property
     def free(self) -> int:
         """The bytes that are free on the disk."""
         return shutil.disk_usage(self.folder).free
 
-    def room(self, shape: tuple[int, ...], dtype: Any) -> ScratchArray:
+    def allocate(self, shape: tuple[int, ...], dtype: Any) -> ScratchArray:
         """Room for an array.
 
         Raises:
-            FileError: If the disk is full.
+            FileError: If the disk is full, or there is no folder for the file.
         """
         dtype = np.dtype(dtype)
         start = -(-self.used // _ALIGNMENT) * _ALIGNMENT
         size = math.prod(shape) * dtype.itemsize
+        folder = self.folder
         try:
-            self._reserve(start, max(1, size))
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(prefix="afterdrop-", dir=folder)  # noqa: SIM115
+            self._reserve(self._file.fileno(), start, max(1, size))
         except OSError as error:
-            raise FileError(
-                f"cannot keep samples in {self.folder}: {error}; {FEWER_SAMPLES}"
-            ) from error
+            raise FileError(f"cannot keep samples in {folder}: {error}; {FEWER_SAMPLES}") from error
         self.used = start + size
         return ScratchArray(self._file, start, shape, dtype)
 
-    def kept(self, array: NDArray[Any]) -> ScratchArray:
+    def store(self, array: NDArray[Any]) -> ScratchArray:
         """A copy of an array.
 
         Raises:
-            FileError: If the disk is full.
+            FileError: As of `allocate`.
         """
-        room = self.room(array.shape, array.dtype)
+        room = self.allocate(array.shape, array.dtype)
         room.mapped()[...] = array
         return room
 
-    def _reserve(self, start: int, size: int) -> None:
+    def _reserve(self, file: int, start: int, size: int) -> None:
         """Makes the file longer, by bytes that the disk has."""
         if hasattr(os, "posix_fallocate"):
             try:
-                os.posix_fallocate(self._file.fileno(), start, size)
+                os.posix_fallocate(file, start, size)
                 return
             except OSError as error:
                 if error.errno not in _CANNOT_RESERVE:
                     raise
         if size > self.free:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        os.ftruncate(self._file.fileno(), start + size)
+        os.ftruncate(file, start + size)
 
 
 class ScratchArray:
@@ -105,12 +122,15 @@ class ScratchArray:
         dtype: Its dtype.
     """
 
-    def __init__(self, file: Any, start: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
+    def __init__(
+        self, file: IO[bytes], start: int, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> None:
         self.shape, self.dtype = shape, dtype
         self._file, self._start = file, start
 
     def __getitem__(self, index: Any) -> NDArray[Any]:
-        return np.array(self.mapped()[index])
+        """A slice, not copied."""
+        return self.mapped()[index]
 
     def mapped(self) -> NDArray[Any]:
         """The array itself, to be written to."""

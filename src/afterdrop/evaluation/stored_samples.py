@@ -271,5 +271,9 @@ def _spilled(
         if isinstance(batch, Tensor):
             batch = batch.detach().cpu()
             batch = (batch.float() if batch.dtype == torch.bfloat16 else batch).numpy()
-        part = _part(np.asarray(batch), targets, last)
-        yield dataclasses.replace(part, array=scratch.kept(part.array))
+        try:
+            array = _numbers(np.asarray(batch))
+        except ValueError as error:
+            raise DataError(f"a batch of samples cannot be read: {error}") from error
+        part = _part(array, targets, last)
+        yield dataclasses.replace(part, array=scratch.store(part.array))

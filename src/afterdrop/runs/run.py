@@ -16,6 +16,7 @@ from afterdrop.data import ImageSet, TextSet, batches
 from afterdrop.errors import DataError, FileError
 from afterdrop.evaluation.loop import Execution, run_evaluation
 from afterdrop.evaluation.part_files import remove_parts, scores_lock
+from afterdrop.evaluation.repeated_results import same_results
 from afterdrop.evaluation.request import Carry, Lifetime, Request, StreamSettings
 from afterdrop.evaluation.scores import Scores
 from afterdrop.evaluation.text_evaluation import run_text
@@ -29,7 +30,6 @@ from afterdrop.train.folder import RunFolder
 from afterdrop.train.load_run import Which, kept_fingerprint
 
 IMAGES_PER_BATCH = 500
-_TIES = 0.01  # of the classes of the same model may differ
 _BOTH: tuple[Which, ...] = ("best", "last")
 
 
@@ -210,7 +210,7 @@ class Run:
         request: Request,
         weights: str | None,
         again: Callable[..., Scores] | None = None,
-        rounding: float = 0.0,
+        epsilon: float = torch.finfo(torch.float32).eps,
     ) -> Scores:
         """The scores of a request's split, if they are of that request and of these weights.
 
@@ -220,7 +220,7 @@ class Run:
             again: Evaluates the user's own model on all batches or the first one, because its data
                 and code may be others than they were: without dropout all batches must have the
                 same results, and the first one those of all members.
-            rounding: By how much these results may differ.
+            epsilon: Of the coarsest dtype that this model computes with.
 
         Raises:
             FileError: If they are of another evaluation, or damaged.
@@ -237,8 +237,8 @@ class Run:
             grid = dataclasses.replace(request.grid, alphas=(0.0,), multipliers=(0.0,))
             plain = dataclasses.replace(whole, grid=grid, plan=Plan(2, request.plan.seed))
             if not (
-                _agree(again(plain, first=False), scores, rounding)
-                and _agree(again(whole, first=True), scores, rounding, first=True)
+                same_results(again(plain, first=False), scores, epsilon)
+                and same_results(again(whole, first=True), scores, epsilon, first=True)
             ):
                 raise FileError(
                     f"{path} exists and is of other data, or of a model with other code; "
@@ -371,30 +371,3 @@ class Run:
         images, labels = chosen.images[: request.limit], chosen.labels[: request.limit]
         data = batches(images, labels, IMAGES_PER_BATCH)
         return run_evaluation(loaded.model, data, request, execution)
-
-
-def _agree(now: Scores, kept: Scores, rounding: float, *, first: bool = False) -> bool:
-    """Whether all results of an evaluation are among those of another one, up to rounding.
-
-    Rounding decides ties between classes, so that a few of them may differ.
-
-    Args:
-        now: Of an evaluation.
-        kept: Of the other one.
-        rounding: By how much they may differ.
-        first: Whether the evaluation is of the first targets of the other one.
-    """
-    for name, tensor in now.tensors.items():
-        other = kept.tensors.get(name)
-        if other is not None and first:
-            other = other[..., : now.num_targets]
-        if other is None or other.shape != tensor.shape:
-            return False
-        if tensor.is_floating_point():
-            alike = torch.allclose(tensor, other, rtol=rounding, atol=rounding, equal_nan=True)
-        else:
-            ties = _TIES if name.endswith(".class") else 0.0
-            alike = int((tensor != other).sum()) <= ties * tensor.numel()
-        if not alike:
-            return False
-    return True
