@@ -1,6 +1,9 @@
 """Threads: predictions are those of one thread, and nothing of the model is left changed."""
 
 import copy
+import os
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -123,3 +126,52 @@ def test_models_that_share_a_module_take_turns():
     with ThreadPoolExecutor(2) as pool:
         found = list(pool.map(lambda number: predictors[number % 2](x), range(60)))
     assert all(torch.equal(f, wanted[n % 2]) for n, f in enumerate(found))
+
+
+FORKING = """
+import os, signal, sys, threading, warnings
+import torch
+from torch import nn
+import afterdrop as ad
+
+warnings.simplefilter("ignore")
+torch.set_num_threads(1)
+torch.manual_seed(0)
+net = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 5)).eval()
+x, predict = torch.randn(200, 16), ad.Predictor(net, ad.AMC, 8)
+expected, ended, started = predict(x), [], threading.Event()
+
+def work():
+    while not ended:
+        predict(x)
+        started.set()
+
+thread = threading.Thread(target=work)
+thread.start()
+started.wait()
+found = []
+for _ in range(5):
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(30)
+        other = ad.Predictor(net, ad.AMC, 12)
+        other(x)  # with tables of its own
+        os._exit(0 if torch.equal(predict(x), expected) else 1)
+    found.append(os.waitpid(pid, 0)[1])
+ended.append(True)
+thread.join()
+sys.exit(str(found) if any(found) else 0)
+"""
+
+
+@pytest.mark.subprocess
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="processes cannot be forked")
+def test_a_process_that_is_forked_while_a_thread_predicts_predicts_too():
+    done = subprocess.run(
+        [sys.executable, "-c", FORKING],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]

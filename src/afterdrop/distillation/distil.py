@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from afterdrop.distillation.student_training import StudentTraining
 from afterdrop.distillation.teacher import Teacher
 from afterdrop.errors import DataError, MemberError
 from afterdrop.evaluation.batches import BatchReader
+from afterdrop.evaluation.kept_items import as_sequence
 from afterdrop.evaluation.likelihoods.build_likelihood import build_likelihood
 from afterdrop.evaluation.likelihoods.categorical import Categorical
 from afterdrop.evaluation.loop import Execution, run_evaluation
@@ -74,7 +75,7 @@ class Distilled:
             memory: Bytes for accumulators and activations.
             progress: Whether to show progress bars.
         """
-        batches = list(batches)
+        batches = as_sequence(batches)
         execution = Execution(memory=memory, progress=progress)
         request = self.teacher.test_request(split)
         whole = run_evaluation(model, batches, request, execution, logits=logits)
@@ -177,14 +178,14 @@ def distil(
         if valid is None:
             return found
         return _measured(
-            found, model, list(valid), logits, Execution(memory=memory, progress=progress)
+            found, model, as_sequence(valid), logits, Execution(memory=memory, progress=progress)
         )
 
 
 def _measured(
     found: Distilled,
     model: nn.Module,
-    valid: list[Any],
+    valid: Sequence[Any],
     logits: LogitsPlace | None,
     execution: Execution,
 ) -> Distilled:
@@ -200,7 +201,7 @@ def _measured(
 def _copy_scores(
     student: nn.Module,
     choice: Choice,
-    batches: list[Any],
+    batches: Sequence[Any],
     split: str,
     logits: LogitsPlace | None,
     execution: Execution,

@@ -26,6 +26,7 @@ from afterdrop.distillation.student_settings import (
 from afterdrop.distillation.teacher import Teacher, cross_entropy, entropy
 from afterdrop.errors import DataError
 from afterdrop.evaluation.batches import Batch, BatchReader, call, digest_tensors
+from afterdrop.evaluation.kept_items import as_sequence
 from afterdrop.evaluation.likelihoods.categorical import Categorical
 from afterdrop.evaluation.rounding import device_kind
 from afterdrop.masks.model_call import tensors
@@ -71,7 +72,7 @@ class StudentTraining:
             progress: Whether to show a progress bar.
         """
         if isinstance(batches, Iterator):
-            batches = list(batches)
+            batches = as_sequence(batches)
         passes: Iterator[Iterable[Any]] = itertools.repeat(batches)
         with torch.backends.cudnn.flags(enabled=not self._recurrent()):
             if epochs is not None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from afterdrop.errors import DataError
+from afterdrop.evaluation.kept_items import copied
 from afterdrop.evaluation.labelled_items import (
     TargetsPlace,
     shifts_labels,
@@ -209,6 +210,8 @@ def _grouped(examples: Any, size: int) -> Iterator[list[Any]]:
     if isinstance(examples, Sized) and hasattr(examples, "__getitem__"):
         # Not by iteration: some datasets never raise the IndexError that would end it.
         examples = map(examples.__getitem__, range(len(examples)))
+    else:
+        examples = map(copied, examples)
     stream = iter(examples)
     return iter(lambda: list(itertools.islice(stream, size)), [])
 

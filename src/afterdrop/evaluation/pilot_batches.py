@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, SequentialSampler
 
 from afterdrop.evaluation.batches import Source, open_batches
+from afterdrop.evaluation.kept_items import copied
 
 UNKNOWN = 8  # batches of a pilot if the number of all batches is not known
 
@@ -76,13 +77,13 @@ def divide(batches: Iterable[Any], share: float, source: Source) -> Division:
     """
     _, stream, total = open_batches(batches, source.batch_size, source.collate)
     if total is None:
-        first = list(itertools.islice(stream, UNKNOWN + 1))
+        first = [copied(item) for item in itertools.islice(stream, UNKNOWN + 1)]
         if len(first) > UNKNOWN:
             return Division(first[:UNKNOWN], itertools.chain(first, stream), share)
         batches, source, stream, total = first, Source(), iter(first), len(first)  # that was all
     pilot = _picked(batches, range(0, total, math.floor(1 / share)), source)
     if pilot is None:
-        first = list(itertools.islice(stream, math.ceil(share * total)))
+        first = [copied(item) for item in itertools.islice(stream, math.ceil(share * total))]
         pilot, stream = first, itertools.chain(first, stream)
     return Division(pilot, _Batches(total, lambda: stream), len(pilot) / total)
 

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from afterdrop.errors import DataError, FileError
+from afterdrop.evaluation.kept_items import as_sequence
 from afterdrop.evaluation.scratch_file import ScratchFile
 
 _FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
@@ -90,7 +91,7 @@ def read_targets(targets: Any) -> Tensor:
     if isinstance(targets, str | Path):
         targets = open_file(targets, "targets")[...]
     if isinstance(targets, Iterable) and not hasattr(targets, "shape"):
-        listed = list(targets)
+        listed = list(as_sequence(targets))
         if listed and hasattr(listed[0], "shape") and len(listed[0].shape):
             return torch.cat([torch.as_tensor(part) for part in listed])
         targets = listed

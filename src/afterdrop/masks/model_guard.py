@@ -20,12 +20,14 @@ from torch import Tensor, nn
 
 from afterdrop.masks.attribute_contents import Contents, differing
 from afterdrop.masks.identity_snapshot import IdentitySnapshot
+from afterdrop.masks.thread_lock import ThreadLock, in_forked_processes
 from afterdrop.stop_request import signals_wait
 
 Reset = Callable[[nn.Module], object]
 
-_registry = threading.Lock()
+_registry = ThreadLock()
 _locks: weakref.WeakKeyDictionary[nn.Module, Any] = weakref.WeakKeyDictionary()
+_held: dict[int, tuple[int, ModelState]] = {}  # the models in use, with the threads that use them
 _TABLES = ("_parameters", "_buffers", "_modules")  # what a module registers, by name
 # Also changed in place: transformers' models register hooks in their first pass.
 _HOOKS = (
@@ -62,7 +64,9 @@ def guarded(model: nn.Module, reset: Reset | None = None) -> Iterator[None]:
         held.enter_context(_locked(_locks_of(model)))
         held.enter_context(_eager)
         state = ModelState(model)
+        held.callback(_held.pop, id(state))
         held.callback(state.restore)
+        _held[id(state)] = threading.get_ident(), state
         if reset is not None:
             hook = model.register_forward_pre_hook(_resetting(reset), prepend=True)
             held.callback(hook.remove)
@@ -72,6 +76,20 @@ def guarded(model: nn.Module, reset: Reset | None = None) -> Iterator[None]:
     finally:
         with signals_wait():  # a Ctrl-C in between would leave the model half restored
             held.close()
+
+
+def _take_over() -> None:
+    """Restores, in a forked process, the models that threads were using which it does not have."""
+    _locks.clear()
+    for thread, state in reversed(list(_held.values())):  # the outermost of nested ones last
+        if thread != threading.get_ident():
+            with contextlib.suppress(RuntimeError):  # buffers on a GPU, which forks cannot use
+                state.restore()
+            _eager.__exit__()
+            del _held[id(state)]
+
+
+in_forked_processes(_take_over)
 
 
 def _locks_of(model: nn.Module) -> list[Any]:

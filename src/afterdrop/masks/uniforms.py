@@ -23,7 +23,6 @@ import hashlib
 import itertools
 import math
 import mmap
-import threading
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, Literal
@@ -34,6 +33,7 @@ from torch import Tensor
 from afterdrop.errors import DataError
 from afterdrop.masks import small_draws
 from afterdrop.masks.small_draws import Words
+from afterdrop.masks.thread_lock import ThreadLock
 
 Scheme = Literal["lhs", "iid", "antithetic", "given"]
 SCHEMES: tuple[Scheme, ...] = ("lhs", "iid", "antithetic")  # those that are drawn
@@ -339,7 +339,7 @@ class _Tables:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._kept: dict[tuple[object, ...], Tensor] = {}  # the one used last is the last
-        self._lock = threading.Lock()
+        self._lock = ThreadLock()
 
     def table(self, seed: int, block: int, size: int, device: torch.device) -> Tensor:
         """[size, columns] strata / size: random permutations and all their rotations."""
