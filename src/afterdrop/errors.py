@@ -4,6 +4,8 @@ All derive from `AfterdropError`, and each also from the built-in exception that
 expect, so `except ValueError` keeps working. Messages name the argument, the value and the remedy.
 """
 
+from __future__ import annotations
+
 
 class AfterdropError(Exception):
     """Base of every error that afterdrop raises on purpose."""
@@ -38,7 +40,23 @@ class DamagedError(FileError):
 
 
 class ExtraError(AfterdropError, ImportError):
-    """An optional dependency that is not installed."""
+    """An optional dependency that is not installed, or that cannot be imported."""
+
+    @classmethod
+    def of(cls, error: ImportError, need: str, extra: str) -> ExtraError:
+        """The error for an import that failed.
+
+        Args:
+            error: Of the import.
+            need: What needs which package.
+            extra: The extra of this package that installs it.
+        """
+        if isinstance(error, ModuleNotFoundError):
+            return cls(f"{need} ({error}): pip install 'afterdrop[{extra}]'")
+        return cls(
+            f"{need}, which is there but cannot be imported ({error}): repair it, or "
+            f"pip install --upgrade 'afterdrop[{extra}]'"
+        )
 
 
 class RankError(AfterdropError, RuntimeError):

@@ -93,14 +93,19 @@ def take(file: IO[Any]) -> None:
 
     Raises:
         BlockingIOError: If another process, or another opening of the file, holds the lock.
+        FileError: If the file system fails.
     """
     if fcntl is None:
         return
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise
     except OSError as error:
         if error.errno not in _NOT_SUPPORTED:
-            raise
+            raise FileError(
+                f"cannot lock {file.name}: {error}; use a folder on another file system"
+            ) from error
 
 
 def remove_unlocked(path: Path) -> None:

@@ -97,7 +97,7 @@ def remove_abandoned(folder: Path) -> None:
 def _open_temporary(path: Path) -> tuple[BinaryIO, Path]:
     """A new temporary file for `path`, locked so that other writers know it is in use."""
     while True:
-        name = path.parent / f".{path.name}.{secrets.token_hex(4)}{TEMPORARY}"
+        name = path.parent / f".{path.name[:40]}.{secrets.token_hex(4)}{TEMPORARY}"
         file = open(name, "xb")  # noqa: SIM115 (open while the lock is held)
         try:
             take(file)

@@ -178,6 +178,21 @@ def test_an_error_while_writing_leaves_the_old_file(tmp_path):
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
 
 
+@pytest.mark.skipif(file_locks.fcntl is None, reason="there are no file locks")
+def test_a_lock_that_fails_is_named(tmp_path, monkeypatch):
+    def fails(file, operation):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(file_locks.fcntl, "flock", fails)
+    with (
+        pytest.raises(
+            FileError, match=r"cannot lock .*x\.lock: .*Input/output error.*use a folder"
+        ),
+        sole_lock(tmp_path / "x.lock"),
+    ):
+        raise AssertionError("locked")
+
+
 def test_a_lock_survives_that_its_folder_is_removed(tmp_path, monkeypatch):
     """Ranks that have saved remove their folders of parts together."""
     real, opened = file_locks.in_place, []

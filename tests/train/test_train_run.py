@@ -253,6 +253,23 @@ def test_a_full_disk_leaves_the_last_good_checkpoint(text_config, tmp_path, monk
     assert_same_run(tmp_path / "whole", out)
 
 
+def test_a_folder_that_is_moved_during_training_is_found_again(text_config, tmp_path, monkeypatch):
+    run(text_config, tmp_path / "whole")
+    step, out = Trainer.train_step, tmp_path / "run"
+
+    def moving(trainer):
+        if trainer.step == 12:
+            out.rename(tmp_path / "moved")
+        return step(trainer)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "train_step", moving)
+        with pytest.raises(FileError, match=r"was moved or removed .* name the new place"):
+            run(text_config, out)
+    assert run(text_config, tmp_path / "moved").finished
+    assert_same_run(tmp_path / "whole", tmp_path / "moved")
+
+
 def test_a_watch_sees_every_interval_and_may_stop_the_run(text_config, tmp_path):
     run(text_config, tmp_path / "whole")
     seen = []

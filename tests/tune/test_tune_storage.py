@@ -1,6 +1,7 @@
 """Storages that are away for a while, and journals that lost lines."""
 
 import contextlib
+import os
 import sqlite3
 import subprocess
 import threading
@@ -10,6 +11,7 @@ import pytest
 from postgres import Server
 
 from afterdrop import train
+from afterdrop.errors import FileError
 from afterdrop.tune import optuna_backend, storage_retries, trial_ledger
 from afterdrop.tune.checks import TuneError
 from afterdrop.tune.journal_file import JournalFile
@@ -114,6 +116,17 @@ def journal(tmp_path):
     found = JournalFile(tmp_path / "journal.log")
     found.append_logs([{"op_code": n} for n in range(5)])
     return found
+
+
+def test_a_journal_that_cannot_be_written_to_is_named(journal, monkeypatch):
+    def full(handle):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(FileError, match=r"journal\.log: .*No space left.*make room"):
+            journal.append_logs([{"op_code": 5}])
+    assert read(journal.path)[:5] == list(range(5))
 
 
 def read(path, first=0):

@@ -2,7 +2,6 @@
 
 import contextlib
 import difflib
-import io
 import os
 import sys
 import warnings
@@ -20,6 +19,7 @@ from afterdrop.cli.doctor import doctor
 from afterdrop.cli.dynamic import dynamic
 from afterdrop.cli.evaluate import evaluate
 from afterdrop.cli.options import checked
+from afterdrop.cli.output_streams import drop_output, output_failed, watched_streams
 from afterdrop.cli.predict import predict
 from afterdrop.cli.report import report
 from afterdrop.cli.reproduce import reproduce
@@ -114,7 +114,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     end_quiet_imports()  # first: this is also what a second Ctrl-C does
     before, warnings.formatwarning = warnings.formatwarning, _one_line_warning
     try:
-        with signals_raise(StopSignal):
+        with watched_streams(last=arguments is None), signals_raise(StopSignal):
             try:
                 status = _run(arguments)
             except KeyboardInterrupt as error:
@@ -132,8 +132,8 @@ def _one_line_warning(message: Warning | str, *place: Any, **line: Any) -> str:
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    if isinstance(sys.stdout, io.TextIOWrapper):  # names of files need not be Unicode
-        sys.stdout.reconfigure(errors="backslashreplace")
+    if callable(reconfigure := getattr(sys.stdout, "reconfigure", None)):
+        reconfigure(errors="backslashreplace")  # names of files need not be Unicode
     given = list(sys.argv[1:] if arguments is None else arguments)
     verb, *rest = given or ["--help"]
     if verb not in (*VERBS, *_ABOUT_ITSELF):
@@ -153,12 +153,16 @@ def _run(arguments: Sequence[str] | None) -> int:
     except (AfterdropError, OSError) as error:  # OSError: a path that cannot be used, a full disk
         of_user = not isinstance(error, AfterdropError) and is_of_user_code(error)
         if isinstance(error, BrokenPipeError) and not (of_user and _output_is_read()):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            drop_output()
             return 141
         if of_user:
             raise
         name = f"afterdrop rank {os.environ['RANK']}" if launched() else "afterdrop"
-        print(f"{name}: {one_line(error)}", file=sys.stderr)
+        no_output = not isinstance(error, AfterdropError) and output_failed()
+        what = "cannot write to the standard output: " if no_output else ""
+        print(f"{name}: {what}{one_line(error)}", file=sys.stderr)
+        if no_output:
+            drop_output()
         return 2
     except (MemoryError, RuntimeError) as error:
         if not out_of_memory(error):

@@ -23,6 +23,7 @@ from afterdrop.errors import DataError, FileError
 from afterdrop.evaluation.batches import call, open_batches, to_device
 from afterdrop.evaluation.labelled_items import inputs_of
 from afterdrop.family.member import Member
+from afterdrop.files import make_folder
 from afterdrop.models import LanguageModel
 from afterdrop.plain_text import one_line, shell_word
 from afterdrop.runs import Run
@@ -102,6 +103,7 @@ def predict(
     check_suffix(out)
     if out.exists() and not overwrite:
         raise FileError(f"{out} exists; --overwrite replaces it")
+    make_folder(out.parent)
     run = Run(model) if Run(model).trained else None
     module, found = _opened(model, data, split, run, device)
     asked = (alpha, multiplier, temperature) != (None, None, None)

@@ -32,7 +32,8 @@ def launched() -> bool:
         >>> launched()
         False
     """
-    return "RANK" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1
+    size = os.environ.get("WORLD_SIZE", "1")  # templates of containers leave it empty
+    return "RANK" in os.environ and size.isdecimal() and int(size) > 1
 
 
 def speaks() -> bool:

@@ -89,7 +89,7 @@ def load_digits() -> ImageSet:
     try:
         from sklearn import datasets
     except ImportError as error:
-        raise ExtraError(f"{DIGITS} needs scikit-learn: pip install 'afterdrop[demo]'") from error
+        raise ExtraError.of(error, f"{DIGITS} needs scikit-learn", "demo") from error
     digits = datasets.load_digits()
     shuffled = np.random.RandomState(_DIGITS_SEED).permutation(len(digits.target))
     labels = digits.target[shuffled]

@@ -27,9 +27,7 @@ except ImportError:
     try:
         from pytorch_lightning import Callback  # type: ignore[assignment, unused-ignore]
     except ImportError as missing:
-        raise ExtraError(
-            f"this callback needs lightning ({missing}): pip install 'afterdrop[lightning]'"
-        ) from missing
+        raise ExtraError.of(missing, "this callback needs lightning", "lightning") from missing
 
 _GIVE_BATCHES = "give AfterdropCallback(batches=), a function that returns the validation batches"
 

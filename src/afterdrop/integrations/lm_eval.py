@@ -28,9 +28,7 @@ def register() -> None:
         from lm_eval.api.registry import model_registry, register_model
         from lm_eval.models.huggingface import HFLM
     except ImportError as error:
-        raise ExtraError(
-            f"the model {NAME!r} needs lm_eval ({error}): pip install 'afterdrop[lm-eval]'"
-        ) from error
+        raise ExtraError.of(error, f"the model {NAME!r} needs lm_eval", "lm-eval") from error
 
     if NAME not in model_registry:
         register_model(NAME)(type("AfterdropLM", (ChosenMember, HFLM), {}))

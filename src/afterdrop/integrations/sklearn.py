@@ -24,9 +24,7 @@ try:
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted, validate_data
 except ImportError as missing:
-    raise ExtraError(
-        f"these estimators need scikit-learn 1.6 ({missing}): pip install 'afterdrop[sklearn]'"
-    ) from missing
+    raise ExtraError.of(missing, "these estimators need scikit-learn 1.6", "sklearn") from missing
 
 _TINY = 1e-12  # added to the probabilities of a net, as skorch's own loss does
 

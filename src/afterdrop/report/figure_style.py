@@ -23,9 +23,7 @@ try:
     from matplotlib.patches import Rectangle
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 except ImportError as error:
-    raise ExtraError(
-        "figures and reports need matplotlib: pip install 'afterdrop[report]'"
-    ) from error
+    raise ExtraError.of(error, "figures and reports need matplotlib", "report") from error
 
 __all__ = [
     "Axes",

@@ -24,9 +24,7 @@ class Tracker:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError as error:
-            raise ExtraError(
-                "track=True needs tensorboard: pip install 'afterdrop[track]'"
-            ) from error
+            raise ExtraError.of(error, "track=True needs tensorboard", "track") from error
         self._writer: Any = SummaryWriter(str(folder), purge_step=step)
 
     def add(self, line: Mapping[str, Any]) -> None:

@@ -30,6 +30,7 @@ REASONS = (None, "max_minutes", *NAMES)
 _READ_STEPS = 10
 _READ_SECONDS = 0.2
 _WRITE_SHARE = 0.03  # of the time may be spent on writing checkpoints
+_MOVED = "put the folder back in its place, or name the new place, and "
 _WRITE_QUICK = 0.5  # seconds; faster writes are never postponed
 
 
@@ -75,7 +76,8 @@ class Loop:
             try:
                 return self._run(request)
             except FileError as error:
-                raise FileError(f"{error}. {self._how_to_resume('make room and ')}") from error
+                first = "make room and " if self.folder.path.exists() else _MOVED
+                raise FileError(f"{error}. {self._how_to_resume(first)}") from error
             except DivergedError as error:
                 raise DivergedError(f"{error}. {self._what_is_kept()}") from error
             except RankLost as error:
@@ -184,6 +186,8 @@ class Loop:
     def _what_is_kept(self) -> str:
         if not self.trainer.ranks.first:  # the folder may be on another host
             return f"Finished intervals are in {self.folder.path}."
+        if not self.folder.path.exists():
+            return f"The folder {self.folder.path} was moved or removed while it was trained in."
         if not self.folder.last.exists():
             return "There is no checkpoint yet."
         facts = read_facts(self.folder.last)

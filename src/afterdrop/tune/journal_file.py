@@ -14,7 +14,7 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from afterdrop.errors import DamagedError
+from afterdrop.errors import AfterdropError, DamagedError, FileError
 from afterdrop.file_locks import file_lock, in_place
 from afterdrop.files import DIGEST, check_seal, open_regular, parse_json, sealed
 from afterdrop.plain_text import shell_word
@@ -61,7 +61,22 @@ class JournalFile:
                 yield record
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        """Appends operations and waits until they are on the disk."""
+        """Appends operations and waits until they are on the disk.
+
+        Raises:
+            FileError: If the journal cannot be written to.
+        """
+        try:
+            self._append(logs)
+        except AfterdropError:
+            raise
+        except OSError as error:
+            raise FileError(
+                f"cannot write to the journal {self.path}: {error}; make room and run the same "
+                "command again, which goes on from there"
+            ) from error
+
+    def _append(self, logs: list[dict[str, Any]]) -> None:
         lock = self.path.with_name(".journal.lock")
         with file_lock(lock), open(self.path, "rb+", opener=in_place) as file:
             count, end = self._known

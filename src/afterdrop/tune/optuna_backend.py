@@ -34,9 +34,7 @@ try:
     from optuna.trial import FrozenTrial, TrialState, create_trial
     from sqlalchemy.pool import NullPool
 except ImportError as missing:
-    raise ExtraError(
-        f"tuning needs optuna, scipy and greenlet ({missing}): pip install 'afterdrop[tune]'"
-    ) from missing
+    raise ExtraError.of(missing, "tuning needs optuna, scipy and greenlet", "tune") from missing
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
@@ -107,10 +105,8 @@ class Backend:
         except _REPLAY_ERRORS as error:
             raise self._damaged(error) from None
         except ImportError as error:
-            raise ExtraError(
-                f"storage={self._shown!r} needs a database driver ({error}): "
-                "pip install 'afterdrop[postgres]'"
-            ) from error
+            need = f"storage={self._shown!r} needs a database driver"
+            raise ExtraError.of(error, need, "postgres") from error
 
     @property
     def _shown(self) -> str:
