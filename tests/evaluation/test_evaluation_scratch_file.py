@@ -91,11 +91,20 @@ def test_without_a_folder_for_temporary_files_the_remedy_is_named(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "batch", [np.empty((3, 6, 4), object), np.full((3, 6, 4), "a"), [[1.0], [1.0, 2.0]]]
+    "batch",
+    [
+        np.empty((3, 6, 4), object),
+        np.full((3, 6, 4), "a"),
+        np.ones((3, 6, 4), np.longdouble),
+        torch.ones(3, 6, 4).to_sparse(),
+        torch.ones(3, 6, 4, device="meta"),
+        [[1.0], [1.0, 2.0]],
+    ],
 )
-def test_batches_that_are_not_numbers_are_refused(batch):
-    with pytest.raises(DataError, match="a batch of samples cannot be read"):
-        ad.evaluate_samples(iter([batch]), np.arange(6) % 4)
+@pytest.mark.parametrize("given", [lambda batch: batch, lambda batch: iter([batch])])
+def test_samples_that_are_not_numbers_are_refused(batch, given):
+    with pytest.raises(DataError, match="samples"):
+        ad.evaluate_samples(given(batch), np.arange(6) % 4)
 
 
 def test_a_loader_without_a_length_is_read_by_every_model():

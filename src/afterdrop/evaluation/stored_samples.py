@@ -223,8 +223,24 @@ def _shape(last: int, front: str = "K, ") -> str:
     return f"[{front}*targets.shape{', V' * last}]"
 
 
+def _require_numbers(array: Any) -> None:
+    """Refuses arrays and tensors without numbers that can be read in slices."""
+    if isinstance(array, Tensor) and (array.layout is not torch.strided or array.is_meta):
+        what = "have no data" if array.is_meta else f"are a tensor of layout {array.layout}"
+        raise DataError(f"samples {what}; give dense arrays")
+    if isinstance(array, np.ndarray):
+        try:
+            _numbers(array)
+        except ValueError as error:
+            raise DataError(f"samples cannot be read: {error}") from error
+
+
 def _part(array: Any, targets: Tensor, last: int) -> Part:
-    array = array if hasattr(array, "shape") else np.asarray(array)
+    try:
+        array = array if hasattr(array, "shape") else np.asarray(array)
+    except ValueError as error:  # rows of different lengths
+        raise DataError(f"samples are not an array: {error}") from error
+    _require_numbers(array)
     shape = tuple(array.shape)
     lead = len(shape) - targets.dim() - last
     if lead not in (0, 1) or shape[lead + 1 : len(shape) - last] != tuple(targets.shape[1:]):
@@ -269,12 +285,11 @@ def _spilled(
 ) -> Iterator[Part]:
     """Batches of an iterator, copied to a file: they are read twice."""
     for batch in batches:
+        _require_numbers(batch)
         if isinstance(batch, Tensor):
             batch = batch.detach().cpu()
             batch = (batch.float() if batch.dtype == torch.bfloat16 else batch).numpy()
-        try:
-            array = _numbers(np.asarray(batch))
-        except ValueError as error:
-            raise DataError(f"a batch of samples cannot be read: {error}") from error
-        part = _part(array, targets, last)
+        elif hasattr(batch, "shape"):
+            batch = np.asarray(batch)
+        part = _part(batch, targets, last)
         yield dataclasses.replace(part, array=scratch.store(part.array))
