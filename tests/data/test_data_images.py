@@ -100,7 +100,7 @@ def test_a_missing_scikit_learn_says_the_line(monkeypatch: pytest.MonkeyPatch):
 
     def without_sklearn(name, *arguments, **options):
         if name.startswith("sklearn"):
-            raise ImportError(name)
+            raise ModuleNotFoundError(f"No module named {name!r}")
         return original(name, *arguments, **options)
 
     monkeypatch.setattr(builtins, "__import__", without_sklearn)
