@@ -56,7 +56,7 @@ def test_what_cannot_be_shown_does_not_end_the_work(tmp_path, command, shown):
     assert ("evaluate mine" not in command) or (tmp_path / "run/scores/valid.safetensors").exists()
 
 
-@pytest.mark.skipif(not Path(FULL).exists(), reason="there is no device that is always full")
+@pytest.mark.skipif(not Path(FULL).exists(), reason="needs /dev/full")
 @pytest.mark.parametrize("command", [EVALUATE, "data list", "--version"])
 def test_a_full_output_is_named(tmp_path, command):
     done = shell(tmp_path, f"{command} >{FULL}")

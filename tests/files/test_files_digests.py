@@ -178,7 +178,7 @@ def test_an_error_while_writing_leaves_the_old_file(tmp_path):
     assert [path.read_bytes() for path in tmp_path.iterdir()] == [b"old"]
 
 
-@pytest.mark.skipif(file_locks.fcntl is None, reason="there are no file locks")
+@pytest.mark.skipif(file_locks.fcntl is None, reason="needs file locks")
 def test_a_lock_that_fails_is_named(tmp_path, monkeypatch):
     def fails(file, operation):
         raise OSError(errno.EIO, "Input/output error")

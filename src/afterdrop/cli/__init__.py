@@ -152,7 +152,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         return 2
     except (AfterdropError, OSError) as error:  # OSError: a path that cannot be used, a full disk
         of_user = not isinstance(error, AfterdropError) and is_of_user_code(error)
-        if isinstance(error, BrokenPipeError) and not (of_user and _output_is_read()):
+        if isinstance(error, BrokenPipeError) and output_failed():
             drop_output()
             return 141
         if of_user:
@@ -171,15 +171,6 @@ def _run(arguments: Sequence[str] | None) -> int:
         print(f"afterdrop: out of memory: {why:.200}; give smaller sizes", file=sys.stderr)
         return 2
     return status or 0
-
-
-def _output_is_read() -> bool:
-    """Whether the output has a reader, unlike that of `afterdrop ... | head` after a few lines."""
-    try:
-        print(flush=True)  # flushing alone would write nothing: what failed is dropped
-    except BrokenPipeError:
-        return False
-    return True
 
 
 def _stopped(error: KeyboardInterrupt) -> int:

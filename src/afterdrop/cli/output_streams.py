@@ -68,7 +68,7 @@ def watched_streams(*, last: bool) -> Iterator[None]:
 
 
 def output_failed() -> bool:
-    """Whether the output could not be written."""
+    """Whether output could not be written, as by `afterdrop ... | head` after a few lines."""
     return isinstance(sys.stdout, WatchedStream) and sys.stdout.failed
 
 

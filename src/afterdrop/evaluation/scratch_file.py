@@ -56,7 +56,7 @@ class ScratchFile:
         """Where the file is.
 
         Raises:
-            FileError: If there is no folder that can be written to.
+            FileError: If no folder can be written to.
         """
         asked = os.environ.get("TMPDIR", "")  # which the module tempfile reads only once
         try:
@@ -73,7 +73,7 @@ class ScratchFile:
         """Room for an array.
 
         Raises:
-            FileError: If the disk is full, or there is no folder for the file.
+            FileError: If the disk is full, or no folder can hold the file.
         """
         dtype = np.dtype(dtype)
         start = -(-self.used // _ALIGNMENT) * _ALIGNMENT
